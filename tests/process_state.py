@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-import convoymq.queues.drivers  # noqa: F401
+import convoymq.broker.drivers  # noqa: F401
 from convoymq.edges import registry as edges
 from convoymq.messages import encodings
 from convoymq.queues import driver

@@ -32,10 +32,10 @@ from convoymq.broker.topics.leader_task import TopicKey
 from convoymq.broker.topics.parts import TopicParts
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.topics import PARTITION_PREFIX
-from convoymq.queues.partition import queue
-from convoymq.queues.partition.machine import PartitionGroupMachine
-from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.topics.machine import queue
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
+from convoymq.topics.machine.queue import PartitionQueue
 from convoymq.topics.rules.changes import Phase
 from convoymq.topics.rules.commands import Command, Open, Seal
 from convoymq.topics.rules.controller import Controller

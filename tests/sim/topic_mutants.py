@@ -17,6 +17,7 @@ from convoymq.sim.loads import run_seed
 from convoymq.sim.topics import world as worlds
 from convoymq.sim.topics.members import SimMember
 from convoymq.sim.topics.partitions import SimPartition
+from convoymq.topics.machine.partition import PartitionMachine
 from convoymq.topics.rules import controller as controllers
 from convoymq.topics.rules.changes import Seal
 from convoymq.topics.rules.commands import LATEST, OpenCursor, Produce
@@ -28,7 +29,6 @@ from convoymq.topics.rules.leaseholder import Leaseholder
 from convoymq.topics.rules.lineage import Mode, PartitionState
 from convoymq.topics.rules.member import GroupMember
 from convoymq.topics.rules.park_versions import ParkVersions
-from convoymq.topics.rules.partition import PartitionMachine
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.server_lease import ServerLeases
 from convoymq.topics.rules.topic import RecordSeal, TopicState

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from convoymq.broker import drivers as _registered  # noqa: F401
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
@@ -26,7 +27,6 @@ from convoymq.model.compatibility import COMPATIBILITY, TYPE_GIVEN
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
-from convoymq.queues import drivers as _registered  # noqa: F401
 from convoymq.queues.dead_letter_publisher import AT_LEAST_ONCE_NAME, STRATEGIES
 from convoymq.queues.driver import (
     GroupOptions,
@@ -40,7 +40,6 @@ from convoymq.queues.handing_over import KEEPS_ALL
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.mirrored.policy import CopyAge
-from convoymq.queues.partition.driver import TOPIC_ARGUMENT
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
 from convoymq.routing.policies import effective_settings
@@ -49,6 +48,7 @@ from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.settings.values import Setting
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import Replica
+from convoymq.topics.machine.driver import TOPIC_ARGUMENT
 from convoymq.trace.recorder import QueueTrace, Traces
 from convoymq.transport.interfaces import Transport
 

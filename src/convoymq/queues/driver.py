@@ -1,7 +1,7 @@
 """Drivers of queue types, and their registry.
 
 Nothing outside of a driver asks for the name of a type. A new type is a driver of its own and a
-line that registers it (`queues/drivers.py`; tests/examples has worked examples). Its rules say the
+line that registers it (`broker/drivers.py`; tests/examples has worked examples). Its rules say the
 placement: its queues are Raft groups (`GroupDriver`), or a host of the type's own keeps them
 (`HostedDriver`), on one node each (`HomeDriver`) or on a view of nodes.
 """

@@ -10,7 +10,7 @@ from convoymq.model.errors import UnsupportedVersion
 
 MACHINES = [
     "convoymq.metadata.machine",
-    "convoymq.queues.partition.rules",
+    "convoymq.topics.machine.versions",
     "convoymq.queues.quorum.machine",
     "convoymq.queues.stream.machine",
 ]

@@ -1,7 +1,7 @@
 """Partitions of topics in the simulator: those of streams, with a state that says who may append.
 
-The referee drives the pure machine of `topics.rules.partition` with the committed commands. What it
-asserts beyond `streams`:
+The referee drives the pure machine of `topics.machine.partition` with the committed commands. What
+it asserts beyond `streams`:
 
 - the machine's state is that of the pure one;
 - what a publisher was told to be refused is not in the log, and what it was told to be safe is;
@@ -24,21 +24,6 @@ from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError
 from convoymq.queues.driver import GroupOptions
 from convoymq.queues.interface import QueueClient
-from convoymq.queues.partition.client import Enqueue, PartitionClient
-from convoymq.queues.partition.codec import (
-    CMD_PARTITION,
-    CMD_PRODUCE,
-    PackedRuns,
-    decode_command,
-    decode_runs,
-)
-from convoymq.queues.partition.machine import (
-    CREATION,
-    FIRST_OFFSET,
-    PartitionGroupMachine,
-)
-from convoymq.queues.partition.queue import PartitionQueue
-from convoymq.queues.partition.reads import Fetch, Fetched
 from convoymq.replication.machine import Machine
 from convoymq.sim.clients import Channel, record_of
 from convoymq.sim.delivery_model import InvariantBroken
@@ -46,6 +31,22 @@ from convoymq.sim.group_node import GroupNode
 from convoymq.sim.records import identity_of
 from convoymq.sim.streams import StreamChannel, StreamLoad, StreamReferee
 from convoymq.sim.world import ChannelKind
+from convoymq.topics.machine.client import Enqueue, PartitionClient
+from convoymq.topics.machine.codec import (
+    CMD_PARTITION,
+    CMD_PRODUCE,
+    PackedRuns,
+    decode_command,
+    decode_runs,
+)
+from convoymq.topics.machine.group_machine import (
+    CREATION,
+    FIRST_OFFSET,
+    PartitionGroupMachine,
+)
+from convoymq.topics.machine.partition import Outcome, PartitionMachine
+from convoymq.topics.machine.queue import PartitionQueue
+from convoymq.topics.machine.reads import Fetch, Fetched
 from convoymq.topics.rules.answers import RunsAnswer
 from convoymq.topics.rules.commands import (
     AckRanges,
@@ -58,7 +59,6 @@ from convoymq.topics.rules.commands import (
     Seal,
 )
 from convoymq.topics.rules.lineage import PartitionState
-from convoymq.topics.rules.partition import Outcome, PartitionMachine
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import Span
 

@@ -1,6 +1,6 @@
 """The driver of queues of a primary and copies, and a node's host of them.
 
-`register` stands for a line of `queues/drivers.py`. The tree records views as members of the queue;
+`register` stands for a line of `broker/drivers.py`. The tree records views as members of the queue;
 the number of a view is the first part of `QueueRecord.config`.
 """
 

@@ -22,7 +22,7 @@ RING = {"x-queue-type": "ring", "x-ring-size": 2}
 @pytest.fixture
 def ring() -> Iterator[None]:
     with registries_restored():
-        # The registration: in the source this is a line of queues/drivers.py.
+        # The registration: in the source this is a line of broker/drivers.py.
         driver.register(RingDriver())
         yield
 

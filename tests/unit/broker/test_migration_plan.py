@@ -7,12 +7,12 @@ from itertools import product
 
 import pytest
 
+from convoymq.broker import drivers as _registered  # noqa: F401
 from convoymq.broker.migration_plan import Plan, plan_of
 from convoymq.metadata.commands import DeclareQueue, PutPolicy, PutVhost
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import PreconditionFailed, Refused
 from convoymq.model.tables import Table
-from convoymq.queues import drivers as _registered  # noqa: F401
 from convoymq.routing.policies import effective_settings
 from convoymq.routing.queue_arguments import ARGUMENTS, TYPE_ARGUMENT
 from convoymq.routing.queue_types import all_types, own_arguments, rules_of

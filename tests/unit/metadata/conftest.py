@@ -1,3 +1,3 @@
 """Declarations are checked against the queue types of this release."""
 
-import convoymq.queues.drivers  # noqa: F401
+import convoymq.broker.drivers  # noqa: F401

@@ -10,7 +10,7 @@ from tests.patience import PATIENCE_S
 CODE = """
 import os, resource, sys
 from convoymq.model.late_imports import import_late, reserve_descriptors
-import convoymq.queues.drivers
+import convoymq.broker.drivers
 
 NAMES = ("convoymq.queues.quorum.queue", "convoymq.queues.stream.queue")
 assert not set(NAMES) & set(sys.modules)

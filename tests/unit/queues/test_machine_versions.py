@@ -13,11 +13,11 @@ from convoymq.kernels import batch
 from convoymq.kernels.entries import HEADER_SIZE
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import UnknownCommand
-from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions
 from convoymq.replication.machine import EFFECT_DELIVER
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 S = session_id(1)

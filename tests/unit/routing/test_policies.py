@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import convoymq.queues.drivers  # noqa: F401
+import convoymq.broker.drivers  # noqa: F401
 from convoymq.model.errors import ValidationFailed
 from convoymq.model.tables import EMPTY, Table
 from convoymq.routing.policies import (

@@ -10,13 +10,13 @@ import pytest
 from convoymq.kernels import batch
 from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
-from convoymq.queues.partition.machine import PartitionGroupMachine
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.commands import ProducedRun as Run
 from convoymq.topics.rules.hashing import logical_partition
 from convoymq.topics.rules.order_token import OrderToken
 from convoymq.trace.effects import EffectLog, SourceLog
-from tests.unit.queues.partition.support import SETTINGS, Bench
+from tests.unit.topics.machine.support import SETTINGS, Bench
 from tests.unit.trace.support import rows_of
 from tests.unit.trace.topic_support import KEYS, LOGICAL, MEMBERS, SEED, Routes, run
 

@@ -20,9 +20,9 @@ from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topic_trace import TopicTrace, topic_id
 from convoymq.metadata.topics import partition_queue_name
 from convoymq.model import trace as words
-from convoymq.queues.partition.codec import CMD_PRODUCE, decode_outcome, encode_runs
-from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
 from convoymq.replication.machine import EFFECT_APPLIED
+from convoymq.topics.machine.codec import CMD_PRODUCE, decode_outcome, encode_runs
+from convoymq.topics.machine.group_machine import FIRST_OFFSET, PartitionGroupMachine
 from convoymq.topics.rules import changes
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules import group as g
@@ -37,8 +37,8 @@ from convoymq.trace.effects import EffectLog, SourceLog
 from convoymq.trace.recorder import QueueTrace
 from convoymq.trace.segments import Origin
 from convoymq.trace.writer import Writer
-from tests.unit.queues.partition.support import TELLER, tell
 from tests.unit.queues.quorum.support import Log, session_id
+from tests.unit.topics.machine.support import TELLER, tell
 
 LOGICAL = 8
 SEED = 5

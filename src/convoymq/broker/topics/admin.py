@@ -55,7 +55,7 @@ from convoymq.model.refusals import (
     cluster_partition_limit_reached,
     queue_subject,
 )
-from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.topics.machine.reads import PartitionDescription
 from convoymq.topics.rules.answers import LossAnswer
 from convoymq.topics.rules.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
 from convoymq.topics.rules.commands import AcceptLoss, DropGroup, ExpireProducers

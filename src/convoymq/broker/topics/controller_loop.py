@@ -26,14 +26,14 @@ from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topics import partition_arguments
 from convoymq.model.errors import BrokerError
-from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.topics.machine.partition import Outcome
+from convoymq.topics.machine.reads import PartitionDescription
 from convoymq.topics.rules.answers import Answer, SealAnswer
 from convoymq.topics.rules.changes import Phase, Seal
 from convoymq.topics.rules.commands import Command
 from convoymq.topics.rules.commands import Seal as SealCommand
 from convoymq.topics.rules.controller import AskSeal, Controller, Create, Propose, Tell
 from convoymq.topics.rules.lineage import PartitionState
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.routes import Span
 from convoymq.topics.rules.server_lease import ServerLeases
 from convoymq.topics.rules.topic import (

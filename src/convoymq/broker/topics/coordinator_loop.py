@@ -31,7 +31,8 @@ from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import WEAK, weak_wait_of
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
-from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.topics.machine.partition import Outcome
+from convoymq.topics.machine.reads import PartitionDescription
 from convoymq.topics.rules.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
 from convoymq.topics.rules.commands import Lease
 from convoymq.topics.rules.coordinator import (
@@ -43,7 +44,6 @@ from convoymq.topics.rules.coordinator import (
 )
 from convoymq.topics.rules.group import Advance, GroupCommand
 from convoymq.topics.rules.heartbeats import Heartbeat, Leases
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.refusals import Code
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP

@@ -30,11 +30,11 @@ from convoymq.metadata.topics import find_topic, place_of_partition
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.group_queue import GroupQueue
-from convoymq.queues.partition.codec import CMD_PARTITION, encode_command
-from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.shells.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import Replica
+from convoymq.topics.machine.codec import CMD_PARTITION, encode_command
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
 from convoymq.topics.rules.controller import late_seal
 from convoymq.topics.rules.server_lease import ServerLeases
 from convoymq.topics.rules.topic import TopicState

@@ -12,7 +12,7 @@ from convoymq.metadata.machine import TopicRecord, Vhost
 from convoymq.topics.rules.changes import FINISHED, Change, Phase
 
 if TYPE_CHECKING:
-    from convoymq.queues.partition.queue import PartitionQueue
+    from convoymq.topics.machine.queue import PartitionQueue
 
 GROUPS_MAX = 10_000
 """Groups whose stalls are kept apart; those of further ones count in the sums only."""

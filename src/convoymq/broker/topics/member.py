@@ -33,8 +33,9 @@ from convoymq.metadata.topic_settings import WEAK, retry_exchange_of
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.interface import Delivery
-from convoymq.queues.partition import reads
 from convoymq.streamlog.reader import Run
+from convoymq.topics.machine import reads
+from convoymq.topics.machine.partition import Outcome
 from convoymq.topics.rules.answers import AckAnswer, ParkAnswer
 from convoymq.topics.rules.commands import AckRanges, Park
 from convoymq.topics.rules.hashing import logical_partition
@@ -48,7 +49,6 @@ from convoymq.topics.rules.member import (
     HandOutParked,
     TellDrained,
 )
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.share import Fetch, Send
 from convoymq.trace.recorder import QueueTrace

@@ -21,8 +21,8 @@ from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topics import find_topic, topic_missing
 from convoymq.model.errors import NotFound, Unavailable
-from convoymq.queues.partition.queue import PartitionQueue
-from convoymq.queues.partition.reads import ParkedRow
+from convoymq.topics.machine.queue import PartitionQueue
+from convoymq.topics.machine.reads import ParkedRow
 from convoymq.topics.rules.answers import ParkAnswer
 from convoymq.topics.rules.commands import ReplaceParked, ResumeParked, SkipParked
 from convoymq.topics.rules.hashing import logical_partition

@@ -9,9 +9,9 @@ from convoymq.broker.local_queues import LocalQueues
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, TopicRecord
 from convoymq.metadata.topics import partition_queue_name
 from convoymq.model.errors import BrokerError, Unavailable
-from convoymq.queues.partition.machine import FIRST_OFFSET
-from convoymq.queues.partition.queue import PartitionQueue
-from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.topics.machine.group_machine import FIRST_OFFSET
+from convoymq.topics.machine.queue import PartitionQueue
+from convoymq.topics.machine.reads import PartitionDescription
 
 QUESTION_TIMEOUT_S = 2.0
 """For one partition that is to be shown: one without a leader has no say in the list."""

@@ -23,7 +23,7 @@ from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.broker.topics.weak_loop import WeakLoop
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.topics import find_topic
-from convoymq.queues.partition.queue import PartitionQueue
+from convoymq.topics.machine.queue import PartitionQueue
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker

@@ -14,7 +14,7 @@ from convoymq.broker.topics.scaling_rows import (
 )
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_settings import Settings
-from convoymq.queues.partition.load import LoadReport, Means
+from convoymq.topics.machine.load import LoadReport, Means
 from convoymq.topics.rules.autoscaler import GroupLoad, Layout, PartitionLoad, Policy, Rates
 
 Loads: TypeAlias = Mapping[int, tuple[LoadReport, int]]

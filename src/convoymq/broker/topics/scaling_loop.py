@@ -30,7 +30,7 @@ from convoymq.broker.topics.scaling_facts import (
 from convoymq.broker.topics.scaling_rows import ScaledRow, ScalingRow
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.model.errors import BrokerError
-from convoymq.queues.partition.load import LoadQuestion, LoadReport
+from convoymq.topics.machine.load import LoadQuestion, LoadReport
 from convoymq.topics.rules.autoscaler import (
     HOUR_MS,
     Action,

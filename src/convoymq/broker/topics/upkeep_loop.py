@@ -18,7 +18,7 @@ from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import GROUP_TTL, MAX_AGE, Settings, duration_of, length_of
 from convoymq.model.errors import BrokerError
-from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.topics.machine.reads import PartitionDescription
 from convoymq.topics.rules import retention
 from convoymq.topics.rules.commands import ExpireProducers
 from convoymq.topics.rules.group import Expire, GroupState

@@ -16,7 +16,7 @@ from convoymq.broker.topics.rows import (
     TopicRow,
 )
 from convoymq.metadata.machine import TopicRecord
-from convoymq.queues.partition.reads import GroupDescription, PartitionDescription
+from convoymq.topics.machine.reads import GroupDescription, PartitionDescription
 from convoymq.topics.rules.changes import Change, Kind, Phase
 from convoymq.topics.rules.commands import EARLIEST, LATEST
 from convoymq.topics.rules.group import GroupState, Loss

@@ -10,10 +10,10 @@ from convoymq.metadata.topic_settings import (
     retry_exchange_of,
 )
 from convoymq.metadata.topics import GROUP_SEPARATOR
-from convoymq.queues.partition import reads
-from convoymq.queues.partition.client import PartitionClient
-from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.stream.queue import awaited
+from convoymq.topics.machine import reads
+from convoymq.topics.machine.client import PartitionClient
+from convoymq.topics.machine.queue import PartitionQueue
 
 __all__ = [
     "GROUP_SEPARATOR",

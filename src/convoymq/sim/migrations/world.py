@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+from convoymq.broker import drivers as _registered  # noqa: F401
 from convoymq.metadata.commands import Command, DeclareQueue, PutVhost
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
-from convoymq.queues import drivers as _registered  # noqa: F401
 from convoymq.queues.interface import Queue
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.clock import EPOCH_MS, Process

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convoymq.sim.topics import events
+from convoymq.topics.machine.partition import Outcome
 from convoymq.topics.rules import producer as producing
 from convoymq.topics.rules.answers import ProduceAnswer, ProducerAnswer
 from convoymq.topics.rules.commands import OpenProducer, Produce
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.producer import TopicProducer
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import Route

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from convoymq.sim.topics import events
 from convoymq.sim.topics.clients import TIMEOUT_MS
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS
+from convoymq.topics.machine.partition import Outcome
 from convoymq.topics.rules.answers import AckAnswer, ParkAnswer, ParkedEntry
 from convoymq.topics.rules.commands import Park
 from convoymq.topics.rules.heartbeats import Leases
@@ -25,7 +26,6 @@ from convoymq.topics.rules.member import (
     Lanes,
     TellDrained,
 )
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.share import Fetch, Send
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from convoymq.sim.topics import events
+from convoymq.topics.machine.partition import Outcome
 from convoymq.topics.rules import controller as control
 from convoymq.topics.rules import coordinator as coordinate
 from convoymq.topics.rules.answers import Answer, SealAnswer
@@ -34,7 +35,6 @@ from convoymq.topics.rules.group import (
 )
 from convoymq.topics.rules.heartbeats import Heartbeat, Leases
 from convoymq.topics.rules.lineage import Mode, PartitionState
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.routes import Route
 from convoymq.topics.rules.topic import DeclareLost, Delete, Publish, TopicCommand, TopicState
 

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.sim.topics import events
+from convoymq.topics.machine.partition import Outcome, PartitionMachine
 from convoymq.topics.rules import coordinator as coordinating
 from convoymq.topics.rules.answers import (
     AckAnswer,
@@ -39,7 +40,6 @@ from convoymq.topics.rules.commands import (
 from convoymq.topics.rules.hashing import key_hashes
 from convoymq.topics.rules.lineage import PartitionState
 from convoymq.topics.rules.member import Fetched
-from convoymq.topics.rules.partition import Outcome, PartitionMachine
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.share import Fetch
 

@@ -84,7 +84,7 @@ async def test_nothing_is_left_of_a_topic_whose_partitions_do_not_open(
     async def never(_queue: object, _timeout: float) -> None:
         raise Unavailable("no majority")
 
-    monkeypatch.setattr("convoymq.queues.partition.queue.PartitionQueue.wait_until_open", never)
+    monkeypatch.setattr("convoymq.topics.machine.queue.PartitionQueue.wait_until_open", never)
     with pytest.raises(Unavailable, match="no majority"):
         await admin(cluster).create("/", "orders", partitions=2)
     assert await admin(cluster).list() == []

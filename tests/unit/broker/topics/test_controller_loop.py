@@ -13,7 +13,7 @@ from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.broker.topics.leader_task import TopicKey
 from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import PreconditionFailed, Unavailable
-from convoymq.queues.partition.queue import PartitionQueue
+from convoymq.topics.machine.queue import PartitionQueue
 from convoymq.topics.rules.changes import Phase
 from convoymq.topics.rules.commands import Open, Seal
 from convoymq.topics.rules.controller import Controller

@@ -24,10 +24,10 @@ from convoymq.metadata.commands import ChangeGroup
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.topic_codec import unpack_group_command
 from convoymq.model.errors import NotFound, PeerError, Unavailable
+from convoymq.topics.machine.partition import PartitionMachine
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.group import GroupState
 from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
-from convoymq.topics.rules.partition import PartitionMachine
 from convoymq.topics.rules.routes import first_route
 from convoymq.topics.rules.topic import TopicState
 

@@ -12,9 +12,9 @@ import pytest
 from convoymq.broker.topics.fence import RENEW_MS, PartitionFence
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.model.errors import Unavailable
-from convoymq.queues.partition.codec import CMD_PARTITION, decode_command
-from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.shells.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
+from convoymq.topics.machine.codec import CMD_PARTITION, decode_command
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
 from convoymq.topics.rules.changes import Phase, Seal, plan_move
 from convoymq.topics.rules.commands import Seal as SealCommand
 from convoymq.topics.rules.routes import first_route

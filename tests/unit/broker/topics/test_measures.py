@@ -14,7 +14,7 @@ from convoymq.topics.rules.changes import Change, Phase, plan_split
 from convoymq.topics.rules.commands import ProducedRun
 from convoymq.topics.rules.routes import first_route
 from tests.unit.queues.fake_cluster import FakeCluster, until
-from tests.unit.queues.partition.support import enqueue_of
+from tests.unit.topics.machine.support import enqueue_of
 
 
 async def metrics(cluster: FakeCluster) -> dict[str, float]:

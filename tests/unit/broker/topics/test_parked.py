@@ -20,7 +20,8 @@ from convoymq.kernels.columns import PROPERTIES
 from convoymq.messages.record import names_of
 from convoymq.metadata.records import User
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
-from convoymq.queues.partition.reads import ParkedRow
+from convoymq.topics.machine.parking import ParkSet
+from convoymq.topics.machine.reads import ParkedRow
 from convoymq.topics.rules.answers import ParkAnswer, ParkedEntry
 from convoymq.topics.rules.changes import Phase, Seal, plan_split
 from convoymq.topics.rules.commands import ResumeParked, SkipParked
@@ -28,7 +29,6 @@ from convoymq.topics.rules.dedup import DedupTable
 from convoymq.topics.rules.group import Advance, GroupCommand, GroupState, Skip
 from convoymq.topics.rules.hashing import logical_partition
 from convoymq.topics.rules.lineage import PartitionState
-from convoymq.topics.rules.parking import ParkSet
 from convoymq.topics.rules.refusals import Code, NotParked
 from convoymq.topics.rules.routes import first_route
 from convoymq.topics.rules.topic import TopicState

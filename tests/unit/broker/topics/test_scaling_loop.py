@@ -17,8 +17,8 @@ from convoymq.metadata.commands import ChangeGroup, PutPolicy
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable, ValidationFailed
-from convoymq.queues.partition.load import GroupLag, LoadQuestion, LoadReport
 from convoymq.settings.definitions import checked_definition
+from convoymq.topics.machine.load import GroupLag, LoadQuestion, LoadReport
 from convoymq.topics.rules.group import Join, Owner
 from convoymq.topics.rules.refusals import BadTopic
 from tests.unit.queues.fake_cluster import FakeCluster, until

@@ -18,12 +18,12 @@ from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topics import partition_queue_name
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import PreconditionFailed
-from convoymq.queues.partition.machine import PartitionGroupMachine
-from convoymq.queues.partition.queue import PartitionQueue
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
+from convoymq.topics.machine.partition import PartitionMachine
+from convoymq.topics.machine.queue import PartitionQueue
 from convoymq.topics.rules.answers import CursorAnswer
 from convoymq.topics.rules.commands import ExpireProducers, OpenCursor, Trim
 from convoymq.topics.rules.dedup import DedupTable
-from convoymq.topics.rules.partition import PartitionMachine
 from convoymq.topics.rules.refusals import BadTopic, Code, DataExpired, TooManyPartitions
 from tests.unit.queues.fake_cluster import FakeCluster, until
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-import convoymq.queues.drivers  # noqa: F401
+import convoymq.broker.drivers  # noqa: F401
 from convoymq.kernels.batch import record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from convoymq.topics.machine.partition import PartitionMachine
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.answers import AckAnswer, ParkAnswer
 from convoymq.topics.rules.hashing import key_hashes
@@ -18,7 +19,6 @@ from convoymq.topics.rules.member import (
     Lanes,
     TellDrained,
 )
-from convoymq.topics.rules.partition import PartitionMachine
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.share import Fetch, Send
 

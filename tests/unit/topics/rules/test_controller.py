@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from convoymq.topics.machine.partition import PartitionMachine
 from convoymq.topics.rules.answers import SealAnswer
 from convoymq.topics.rules.changes import Phase, plan_merge, plan_move
 from convoymq.topics.rules.changes import Seal as SealRecord
 from convoymq.topics.rules.commands import Open, Produce, Seal
 from convoymq.topics.rules.controller import Controller, Propose, Tell
-from convoymq.topics.rules.partition import PartitionMachine
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import first_route
 from convoymq.topics.rules.topic import (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convoymq.topics.machine.partition import PartitionMachine
 from convoymq.topics.rules.changes import plan_move
 from convoymq.topics.rules.commands import ExpireProducers, Open, OpenProducer, Seal
 from convoymq.topics.rules.dedup import DedupTable
 from convoymq.topics.rules.group import GroupState, Join
 from convoymq.topics.rules.lineage import PartitionState
-from convoymq.topics.rules.partition import PartitionMachine
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.retention import (
     Limits,

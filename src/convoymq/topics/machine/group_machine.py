@@ -1,6 +1,6 @@
 # cython: annotation_typing=False
 """A physical partition of an ordered topic as a replicated queue: the log of a stream, and the
-state machine of `topics.rules.partition` that says what may be appended and who may read.
+state machine of `topics.machine.partition` that says what may be appended and who may read.
 
 Messages come as ENQUEUE commands and get the stream's offsets; the offset within the partition is
 one more, because OPEN is 0. Everything else that `topics.rules.commands` has comes in PARTITION
@@ -8,9 +8,9 @@ commands of sessions, each answered with its packed outcome.
 
 | the partition is | ENQUEUE of a session     | behind PRODUCE      | PARTITION           |
 |------------------|--------------------------|---------------------|---------------------|
-| CREATING         | refused, NOT_OPEN        | NOT_OPEN            | `topics.rules.partition`  |
-| OPEN             | appended as a whole      | appended, by run    | `topics.rules.partition`  |
-| SEALED           | refused, CLOSED          | CLOSED              | `topics.rules.partition`  |
+| CREATING         | refused, NOT_OPEN        | NOT_OPEN            | `topics.machine.partition`  |
+| OPEN             | appended as a whole      | appended, by run    | `topics.machine.partition`  |
+| SEALED           | refused, CLOSED          | CLOSED              | `topics.machine.partition`  |
 
 PRODUCE names the producer of the session's next ENQUEUE, and its runs: records of one logical
 partition with sequences in succession. The ENQUEUE is answered with the outcome of each run. What
@@ -49,15 +49,6 @@ from functools import partial
 from convoymq.kernels import batch
 from convoymq.kernels.load_counter import LoadCounter
 from convoymq.model import trace as words
-from convoymq.queues.partition import tracing
-from convoymq.queues.partition.codec import (
-    CMD_PARTITION,
-    CMD_PRODUCE,
-    decode_command,
-    decode_runs,
-    encode_outcome,
-)
-from convoymq.queues.partition.rules import PartitionRules
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
@@ -69,9 +60,18 @@ from convoymq.queues.stream.machine import COMMAND_TYPES as STREAM_COMMAND_TYPES
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED
+from convoymq.topics.machine import tracing
+from convoymq.topics.machine.codec import (
+    CMD_PARTITION,
+    CMD_PRODUCE,
+    decode_command,
+    decode_runs,
+    encode_outcome,
+)
+from convoymq.topics.machine.partition import Outcome, PartitionMachine
+from convoymq.topics.machine.versions import PartitionRules
 from convoymq.topics.rules.commands import Ack, AckRanges, Command, Open, ProduceRuns, Trim
 from convoymq.topics.rules.lineage import PartitionState
-from convoymq.topics.rules.partition import Outcome, PartitionMachine
 from convoymq.topics.rules.refusals import Code
 
 FIRST_OFFSET = 1

@@ -9,20 +9,20 @@ from convoymq.client.rows import frame_of
 from convoymq.kernels import batch
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_records import encode_enqueue
-from convoymq.queues.partition.client import Enqueue
-from convoymq.queues.partition.codec import (
+from convoymq.replication.machine import EFFECT_APPLIED
+from convoymq.streamlog.reader import ChunkReader
+from convoymq.topics.machine.client import Enqueue
+from convoymq.topics.machine.codec import (
     CMD_PARTITION,
     CMD_PRODUCE,
     decode_outcome,
     encode_command,
     encode_runs,
 )
-from convoymq.queues.partition.machine import PartitionGroupMachine
-from convoymq.replication.machine import EFFECT_APPLIED
-from convoymq.streamlog.reader import ChunkReader
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
+from convoymq.topics.machine.partition import Outcome
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.answers import RunsAnswer
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.routes import Span
 from tests.unit.queues.quorum.support import Log, apply, session_id
 

@@ -11,7 +11,7 @@ PARTITION = "partition"
 
 
 class PartitionRules:
-    """Kind and versions of `partition.machine.PartitionGroupMachine`."""
+    """Kind and versions of `topics.machine.group_machine.PartitionGroupMachine`."""
 
     KIND = PARTITION
     VERSION = 1

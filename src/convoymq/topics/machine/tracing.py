@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
+from convoymq.topics.machine.partition import GroupCursor, Outcome, PartitionMachine
 from convoymq.topics.rules.answers import HandOverAnswer, LossAnswer, RunsAnswer
 from convoymq.topics.rules.commands import (
     AcceptLoss,
@@ -31,7 +32,6 @@ from convoymq.topics.rules.commands import (
     Trim,
 )
 from convoymq.topics.rules.lineage import PartitionState
-from convoymq.topics.rules.partition import GroupCursor, Outcome, PartitionMachine
 from convoymq.topics.rules.refusals import Code
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from convoymq.broker import drivers as _registered  # noqa: F401
 from convoymq.model.errors import AccessRefused, PreconditionFailed
 from convoymq.model.tables import Table
-from convoymq.queues import drivers as _registered  # noqa: F401
 from convoymq.queues.driver import group_driver_of
-from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.replication import versions
 from convoymq.routing.declarations import check_binding, check_queue
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import Destination, DestinationKind, QueueType
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
 
 NAME = "amq.partition.orders.3"
 FIXED = {

@@ -3,8 +3,8 @@
 commands.
 
 Publishes are those of every session (`session_client`), but for refusals: a partition that is not
-open refuses a session for ever (`partition.machine`), and its publisher hears which tags were
-refused and where their keys live now. It goes on in a new client.
+open refuses a session for ever (`topics.machine.group_machine`), and its publisher hears which tags
+were refused and where their keys live now. It goes on in a new client.
 
 Commands are repeated until they are answered: within a session each counts once; one whose session
 ended with the answer under way is sent again in the next one, so commands must bear that. A client
@@ -27,22 +27,22 @@ from convoymq.kernels.ordered_runs import UNTAGGED
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import managed_queue, missing
 from convoymq.queues.interface import ClientEvents, PublisherEvents, QueueClient
-from convoymq.queues.partition.codec import (
+from convoymq.queues.sessions import APPLIED_REJECTED, REPLIES_KEPT_MAX
+from convoymq.queues.stream.client import StreamClient
+from convoymq.topics.machine.codec import (
     CMD_PARTITION,
     CMD_PRODUCE,
     decode_outcome,
     encode_command,
     encode_runs,
 )
-from convoymq.queues.sessions import APPLIED_REJECTED, REPLIES_KEPT_MAX
-from convoymq.queues.stream.client import StreamClient
+from convoymq.topics.machine.partition import Outcome
 from convoymq.topics.rules.answers import RunsAnswer
 from convoymq.topics.rules.commands import Command, ProducedRun
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.refusals import Code
 
 if TYPE_CHECKING:
-    from convoymq.queues.partition.queue import PartitionQueue
+    from convoymq.topics.machine.queue import PartitionQueue
 
 Enqueue = tuple[int, int, int, bytes]
 """Flags, messages, position of the offsets table, and body of an ENQUEUE command."""

@@ -12,15 +12,15 @@ from convoymq.metadata import store as metadata_store
 from convoymq.metadata.commands import DeclareQueue
 from convoymq.model.errors import AccessRefused
 from convoymq.model.tables import Table
-from convoymq.queues.partition.queue import PartitionQueue
-from convoymq.queues.partition.reads import Fetch
+from convoymq.topics.machine.queue import PartitionQueue
+from convoymq.topics.machine.reads import Fetch
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.refusals import Code
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, until
-from tests.unit.queues.partition.support import OPEN, SEAL
-from tests.unit.queues.partition.test_driver import FIXED, NAME
 from tests.unit.queues.stream.cluster import Result
+from tests.unit.topics.machine.support import OPEN, SEAL
+from tests.unit.topics.machine.test_driver import FIXED, NAME
 
 
 @pytest.fixture

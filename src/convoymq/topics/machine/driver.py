@@ -13,14 +13,14 @@ from convoymq.model.late_imports import import_late
 from convoymq.model.tables import Field, Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
-from convoymq.queues.partition.rules import PARTITION
 from convoymq.queues.stream.driver import stream_settings
 from convoymq.routing.policies import TOPICS
 from convoymq.routing.queue_types import Argument, PlacementKind, rules_in_table
+from convoymq.topics.machine.versions import PARTITION
 
 if TYPE_CHECKING:
-    from convoymq.queues.partition.machine import PartitionGroupMachine
-    from convoymq.queues.partition.queue import PartitionQueue
+    from convoymq.topics.machine.group_machine import PartitionGroupMachine
+    from convoymq.topics.machine.queue import PartitionQueue
 
 TOPIC_ARGUMENT = "x-partition-topic"
 _NUMBERS = (
@@ -57,8 +57,8 @@ class PartitionDriver(GroupDriver):
     heeds_conditions = False
 
     def make_machine(self, arguments: Table, release: str) -> PartitionGroupMachine:
-        import_late("convoymq.queues.partition.machine")
-        from convoymq.queues.partition.machine import PartitionGroupMachine
+        import_late("convoymq.topics.machine.group_machine")
+        from convoymq.topics.machine.group_machine import PartitionGroupMachine
 
         settings = stream_settings(arguments)
         for name, setting in _NUMBERS:
@@ -71,8 +71,8 @@ class PartitionDriver(GroupDriver):
     def make_handle(
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
     ) -> PartitionQueue:
-        import_late("convoymq.queues.partition.queue")
-        from convoymq.queues.partition.queue import PartitionQueue
+        import_late("convoymq.topics.machine.queue")
+        from convoymq.topics.machine.queue import PartitionQueue
 
         assert ask.node is not None
         return PartitionQueue(ask_node=ask.node, answers=answers, fence=ask.fence, **options)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.queues.partition import codec
+from convoymq.topics.machine import codec
+from convoymq.topics.machine.partition import Outcome
 from convoymq.topics.rules.commands import Command, HandOver, Produce, ProduceRuns
 from convoymq.topics.rules.order_token import OrderToken
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.routes import Span
 
 WORDS = st.integers(0, (1 << 63) - 1)

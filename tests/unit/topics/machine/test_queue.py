@@ -8,10 +8,10 @@ import pytest
 
 from convoymq.kernels import batch, link_frames
 from convoymq.model.errors import AccessRefused, NotFound, Unavailable
-from convoymq.queues.partition.client import UNDER_WAY_MAX
-from convoymq.queues.partition.reads import Fetch, Fetched
 from convoymq.queues.session_client import OVER_AFTER_MS
 from convoymq.queues.sessions import REPLIES_KEPT_MAX
+from convoymq.topics.machine.client import UNDER_WAY_MAX
+from convoymq.topics.machine.reads import Fetch, Fetched
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.answers import (
     AckAnswer,
@@ -24,11 +24,11 @@ from convoymq.topics.rules.answers import (
 from convoymq.topics.rules.commands import ProducedRun as Run
 from convoymq.topics.rules.order_token import OrderToken
 from convoymq.topics.rules.refusals import Code
-from tests.unit.queues.partition.cluster import PartitionCluster
-from tests.unit.queues.partition.support import OPEN, SEAL, enqueue_of
 from tests.unit.queues.quorum.cluster import publish
 from tests.unit.queues.stream.cluster import Result, reading, start
 from tests.unit.queues.stream.test_queue import run
+from tests.unit.topics.machine.cluster import PartitionCluster
+from tests.unit.topics.machine.support import OPEN, SEAL, enqueue_of
 
 
 def owned(messages: int = 0, **settings: Any) -> PartitionCluster:

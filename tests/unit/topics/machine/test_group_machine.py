@@ -1,5 +1,5 @@
 """The replicated machine of a partition: its part of the rules, and that the rest is as in
-`topics.rules.partition`."""
+`topics.machine.partition`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from convoymq.kernels.entries import HEADER_SIZE
 from convoymq.kernels.trace import TraceRows
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
-from convoymq.queues.partition.codec import CMD_PRODUCE, decode_outcome, encode_runs
-from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.replication.machine import EFFECT_APPLIED
+from convoymq.topics.machine.codec import CMD_PRODUCE, decode_outcome, encode_runs
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
+from convoymq.topics.machine.partition import PartitionMachine
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.answers import (
     AckAnswer,
@@ -31,9 +32,9 @@ from convoymq.topics.rules.answers import (
 from convoymq.topics.rules.commands import ProducedRun as Run
 from convoymq.topics.rules.dedup import DedupTable, SourceSeal, seed_of
 from convoymq.topics.rules.lineage import PartitionState
-from convoymq.topics.rules.partition import PartitionMachine
 from convoymq.topics.rules.refusals import Code
-from tests.unit.queues.partition.support import (
+from tests.unit.queues.quorum.support import Log, apply
+from tests.unit.topics.machine.support import (
     OPEN,
     SEAL,
     SETTINGS,
@@ -45,7 +46,6 @@ from tests.unit.queues.partition.support import (
     produce,
     tell,
 )
-from tests.unit.queues.quorum.support import Log, apply
 
 TARGETS = [[0, 4, 7], [4, 8, 8]]
 

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar, get_type_hints
 
 import msgspec
 
+from convoymq.topics.machine.partition import Outcome
 from convoymq.topics.rules import commands as of_partitions
 from convoymq.topics.rules.answers import (
     AckAnswer,
@@ -26,7 +27,6 @@ from convoymq.topics.rules.answers import (
     SealAnswer,
 )
 from convoymq.topics.rules.commands import Command, ProducedRun
-from convoymq.topics.rules.partition import Outcome
 
 Value = TypeVar("Value")
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from convoymq.queues.large_answers import LargeAnswers
-from convoymq.queues.partition.client import PartitionPublisherEvents
-from convoymq.queues.partition.machine import PartitionGroupMachine
-from convoymq.queues.partition.queue import PartitionQueue
-from tests.unit.queues.partition.support import SETTINGS
+from convoymq.topics.machine.client import PartitionPublisherEvents
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
+from convoymq.topics.machine.queue import PartitionQueue
 from tests.unit.queues.quorum.cluster import Events
 from tests.unit.queues.stream.cluster import Answer, Result, StreamCluster, StreamNode
+from tests.unit.topics.machine.support import SETTINGS
 
 
 class PublisherEvents(Events, PartitionPublisherEvents):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from convoymq.kernels import batch
 from convoymq.model.errors import Unavailable
-from convoymq.queues.partition.load import (
+from convoymq.topics.machine.group_machine import PartitionGroupMachine
+from convoymq.topics.machine.load import (
     IDLE_MS_MIN,
     SAMPLES_MAX,
     LoadMeter,
@@ -19,13 +20,12 @@ from convoymq.queues.partition.load import (
     LoadReport,
     mean_since,
 )
-from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.hashing import logical_partition
 from tests.unit.kernels.records import record_of
-from tests.unit.queues.partition.cluster import PartitionCluster
-from tests.unit.queues.partition.support import SETTINGS
 from tests.unit.queues.stream.cluster import Result
+from tests.unit.topics.machine.cluster import PartitionCluster
+from tests.unit.topics.machine.support import SETTINGS
 
 UNIT_MS = 1_000
 LOGICAL = 64

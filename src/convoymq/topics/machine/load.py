@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from convoymq.kernels.load_counter import LoadCounter
-from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
-from convoymq.queues.partition.reads import messages_end
+from convoymq.topics.machine.group_machine import FIRST_OFFSET, PartitionGroupMachine
+from convoymq.topics.machine.reads import messages_end
 
 WINDOWS = (2, 5, 10, 20)
 """Units."""

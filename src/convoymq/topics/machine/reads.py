@@ -11,11 +11,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from convoymq.model.errors import PeerError
-from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
 from convoymq.streamlog.reader import Run
+from convoymq.topics.machine.group_machine import FIRST_OFFSET, PartitionGroupMachine
+from convoymq.topics.machine.partition import GroupCursor, PartitionMachine
 from convoymq.topics.rules.answers import GroupView, ParkedEntry
 from convoymq.topics.rules.order_token import OrderToken
-from convoymq.topics.rules.partition import GroupCursor, PartitionMachine
 from convoymq.topics.rules.refusals import Code
 
 Found = TypeVar("Found")

@@ -45,6 +45,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from convoymq.topics.machine.parking import ParkSet
 from convoymq.topics.rules.answers import (
     AckAnswer,
     Answer,
@@ -88,7 +89,6 @@ from convoymq.topics.rules.commands import (
 from convoymq.topics.rules.cursor import Cursor
 from convoymq.topics.rules.dedup import UNANSWERED_MAX, DedupTable, first_epoch
 from convoymq.topics.rules.lineage import PartitionState
-from convoymq.topics.rules.parking import ParkSet
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import Span
 

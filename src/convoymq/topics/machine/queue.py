@@ -34,16 +34,6 @@ from convoymq.model.refusals import missing
 from convoymq.queues.interface import ClientEvents, QueueFeatures
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.null_events import NullEvents
-from convoymq.queues.partition import reads
-from convoymq.queues.partition.client import PartitionClient, Told
-from convoymq.queues.partition.load import IDLE_MS_MIN, LoadMeter, LoadQuestion, LoadReport
-from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
-from convoymq.queues.partition.reads import (
-    Fetch,
-    Fetched,
-    ParkedRow,
-    PartitionDescription,
-)
 from convoymq.queues.reservation_reads import Fields
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import (
@@ -56,8 +46,18 @@ from convoymq.queues.stream.queue import (
     StreamQueue,
     awaited,
 )
+from convoymq.topics.machine import reads
+from convoymq.topics.machine.client import PartitionClient, Told
+from convoymq.topics.machine.group_machine import FIRST_OFFSET, PartitionGroupMachine
+from convoymq.topics.machine.load import IDLE_MS_MIN, LoadMeter, LoadQuestion, LoadReport
+from convoymq.topics.machine.partition import Outcome
+from convoymq.topics.machine.reads import (
+    Fetch,
+    Fetched,
+    ParkedRow,
+    PartitionDescription,
+)
 from convoymq.topics.rules.commands import Command
-from convoymq.topics.rules.partition import Outcome
 from convoymq.topics.rules.refusals import Code
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convoymq.topics.machine.partition import Outcome, PartitionMachine
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.answers import (
     AckAnswer,
@@ -16,7 +17,6 @@ from convoymq.topics.rules.answers import (
 )
 from convoymq.topics.rules.dedup import UNANSWERED_MAX, SourceSeal, seed_of
 from convoymq.topics.rules.order_token import OrderToken
-from convoymq.topics.rules.partition import Outcome, PartitionMachine
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import Span
 

@@ -1,1 +1,0 @@
-"""Physical partitions of ordered topics, as a queue type."""
