@@ -25,11 +25,8 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-from convoymq.broker.topics import parts
-from convoymq.broker.topics.controller_loop import ControllerLoop
-from convoymq.broker.topics.coordinator_loop import GroupCoordinators, _Seat
-from convoymq.broker.topics.leader_task import TopicKey
-from convoymq.broker.topics.parts import TopicParts
+from convoymq.broker import topic_parts as parts
+from convoymq.broker.topic_parts import TopicParts
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.topics import PARTITION_PREFIX
 from convoymq.queues.stream.machine import StreamMachine
@@ -42,6 +39,9 @@ from convoymq.topics.rules.controller import Controller
 from convoymq.topics.rules.group import Advance, Grant, GroupCommand
 from convoymq.topics.rules.lineage import PartitionState
 from convoymq.topics.rules.topic import Publish, TopicCommand
+from convoymq.topics.shell.controller_loop import ControllerLoop
+from convoymq.topics.shell.coordinator_loop import GroupCoordinators, _Seat
+from convoymq.topics.shell.leader_task import TopicKey
 
 FILE = "die-at"
 PHASES = [phase for phase in Phase if phase is not Phase.ABORTED]

@@ -3,8 +3,8 @@ too long."""
 
 from __future__ import annotations
 
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.kernels.batch import CMD_NODE_DOWN
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.clock import Clock
 from convoymq.replication.machine import FLAG_NODE_GONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from convoymq.broker.nodes import ClusterNodes
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.model.errors import PeerError, Unavailable
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_ALARM

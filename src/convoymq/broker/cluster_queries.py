@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Sequence
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.node_view import NodeView
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import ConnectionHandle, ConnectionRegistry, Counters
 from convoymq.broker.route_counts import RouteCounts
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Unavailable
 from convoymq.model.slices import in_slices

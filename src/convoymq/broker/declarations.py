@@ -10,11 +10,10 @@ from typing import TypedDict
 
 from convoymq.broker.ignored_arguments import IgnoredArguments
 from convoymq.broker.local_queues import TRACE_ARGUMENT, LocalQueues
-from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.placement import Placement, placed
 from convoymq.broker.queue_admin import QueueAdmin
 from convoymq.broker.registry import Counters
 from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.commands import (
     Bind,
     DeclareExchange,
@@ -35,6 +34,7 @@ from convoymq.model.refusals import (
 )
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.driver import driver_of
+from convoymq.queues.placement import Placement, placed
 from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue

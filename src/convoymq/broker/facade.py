@@ -26,14 +26,13 @@ from convoymq.broker.ignored_arguments import IgnoredArguments
 from convoymq.broker.leadership import Leadership, Rebalancer
 from convoymq.broker.limits import ClientLimits
 from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.local_topics import LocalTopics
 from convoymq.broker.locations import QueueLocations
 from convoymq.broker.maintenance import Maintenance
 from convoymq.broker.membership import QueueMembership
 from convoymq.broker.migrations import Migrations
 from convoymq.broker.node_view import NodeView
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.peek import Peeking
-from convoymq.broker.placement import Placement
 from convoymq.broker.publishing import Publishing
 from convoymq.broker.queue_admin import QueueAdmin
 from convoymq.broker.queue_logs import QueueLogs
@@ -47,10 +46,10 @@ from convoymq.broker.ring_recovery import RingRecovery
 from convoymq.broker.route_counts import RouteCounts
 from convoymq.broker.route_versions import RouteVersions
 from convoymq.broker.scheduled import Scheduled
-from convoymq.broker.topics.local import LocalTopics
 from convoymq.broker.tree import TreeView
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.global_parameters import SYNC_THROUGHPUT, size_in
 from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
 from convoymq.metadata.members import MembershipManager
@@ -63,6 +62,7 @@ from convoymq.model.tasks import Tasks
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import MEMORY_TARGET_BYTES, HostParts, QueueHost, hosted_drivers
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
+from convoymq.queues.placement import Placement
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
@@ -70,9 +70,9 @@ from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP, KIND_TOPIC_SCALING
 
 if TYPE_CHECKING:
-    from convoymq.broker.topics.admin import TopicAdmin
-    from convoymq.broker.topics.parts import TopicParts
+    from convoymq.broker.topic_parts import TopicParts
     from convoymq.kernels.route_cache import RouteCacheVersion
+    from convoymq.topics.shell.admin import TopicAdmin
 
 CLASSIC_MEMORY_SHARE = 0.25
 """Part of the memory alarm's limit that is the memory target of classic queues."""
@@ -362,8 +362,8 @@ class Broker:
     def topic_parts(self) -> TopicParts:
         """Returns the parts that serve ordered topics; made for the first that asks."""
         if self._topic_parts is None:
-            import_late("convoymq.broker.topics.parts")
-            from convoymq.broker.topics.parts import TopicParts
+            import_late("convoymq.broker.topic_parts")
+            from convoymq.broker.topic_parts import TopicParts
 
             self._topic_parts = TopicParts(
                 self, self._clock, self._loop.call_soon, self._tasks.spawn

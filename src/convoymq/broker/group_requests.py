@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeAlias
 
-from convoymq.broker.nodes import ClusterNodes
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Refused, Unavailable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoymq.broker.local_queues import LocalQueues
-from convoymq.broker.nodes import ClusterNodes
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.queues.driver import QueueLocation, driver_of
 from convoymq.routing.queue_types import PlacementKind

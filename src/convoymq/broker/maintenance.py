@@ -20,9 +20,9 @@ import structlog
 from convoymq.broker.balance import choose_successor
 from convoymq.broker.leadership import POLL_S, TAKE_OVER_TIMEOUT_S, Leadership
 from convoymq.broker.local_queues import successors
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import ConnectionRegistry
 from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.maintenance import drained_nodes, set_drained
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.model.tasks import Tasks

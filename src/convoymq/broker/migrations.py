@@ -28,11 +28,10 @@ import structlog
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.migration_plan import Plan, plan_of
-from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.placement import Placement, placed
 from convoymq.broker.registry import Counters
 from convoymq.kernels.batch import slice_records
 from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.commands import BeginMigration, EndMigration
 from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
 from convoymq.model.clock import Clock
@@ -49,6 +48,7 @@ from convoymq.queues.interface import (
     QueueClient,
 )
 from convoymq.queues.null_events import NullEvents
+from convoymq.queues.placement import Placement, placed
 from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
 from convoymq.transport.control import Body, ControlPlane

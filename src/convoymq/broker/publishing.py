@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
-from convoymq.broker.topics.refusals import OrderKeyMissing
 from convoymq.messages.amqp091 import NO_PROPERTIES, Properties
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
 from convoymq.model.clock import Clock
@@ -31,12 +30,13 @@ from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.interface import Queue
 from convoymq.queues.message_properties import check_order_key, check_served
 from convoymq.routing.types import QueueType
+from convoymq.topics.shell.refusals import OrderKeyMissing
 
 if TYPE_CHECKING:
+    from convoymq.broker.local_topics import LocalTopics
     from convoymq.broker.route_counts import RouteCounts
     from convoymq.broker.route_versions import RouteVersions
-    from convoymq.broker.topics.handle import TopicHandle
-    from convoymq.broker.topics.local import LocalTopics
+    from convoymq.topics.shell.handle import TopicHandle
 
 REMEMBERED_MAX = 4096
 """Answers of `varies_by_message` that are remembered."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import structlog
 
 from convoymq.broker.local_queues import LocalQueues
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import Counters
 from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.commands import DeleteQueue, OwnerGone
 from convoymq.metadata.machine import QueueRecord, Vhost
 from convoymq.model.config import DefaultsConfig

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from convoymq.broker.local_queues import LocalQueues, make_machine
-from convoymq.broker.placement import Placement
 from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.formation import (
     FOUNDED_MS,
@@ -42,6 +41,7 @@ from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupQuestions, QueueMachine
 from convoymq.queues.group_queue import TICK_MS
+from convoymq.queues.placement import Placement
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions as supported

@@ -163,9 +163,9 @@ KIND_PREFETCH = control_kind(22, "prefetch", "broker.cluster_queries", since_0_3
 """Changes the prefetch of running consumers: [vhost, queue, consumer tag, prefetch]."""
 KIND_MIGRATION = control_kind(30, "migration", "broker.migrations", urgent=False)
 """Migrations of queues to another type (`broker.migrations`)."""
-KIND_TOPIC_GROUP = control_kind(23, "topic_group", "broker.topics")
-"""Between members of groups of topics and their coordinators (`broker.topics.group_messages`)."""
-KIND_TOPIC_SCALING = control_kind(24, "topic_scaling", "broker.topics")
+KIND_TOPIC_GROUP = control_kind(23, "topic_group", "topics.shell")
+"""Between members of groups of topics and their coordinators (`topics.shell.group_messages`)."""
+KIND_TOPIC_SCALING = control_kind(24, "topic_scaling", "topics.shell")
 """Question for the decision of a topic's autoscaler: [vhost, topic], to the metadata leader."""
 KIND_RING = control_kind(25, "ring", "shells.ring", urgent=False, raw=True)
 """Between neighbours of a mirrored queue's ring."""

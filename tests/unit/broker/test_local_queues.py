@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from convoymq.broker.local_queues import SLICE_QUEUES, LocalQueues
-from convoymq.broker.placement import Placement, placed
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.metadata.machine import (
     Change,
@@ -21,6 +20,7 @@ from convoymq.metadata.machine import (
 )
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.null_events import NullEvents
+from convoymq.queues.placement import Placement, placed
 from convoymq.queues.quorum.driver import machine_settings
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue

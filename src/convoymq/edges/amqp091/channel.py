@@ -21,7 +21,6 @@ import structlog
 
 from convoymq.broker.access import AMQP
 from convoymq.broker.firehose import Copy, Origin
-from convoymq.broker.message_checks import REPLY_PREFIX, CheckedMessage, check_message
 from convoymq.broker.publishing import Route
 from convoymq.broker.route_counts import ChannelRoutes
 from convoymq.edges.amqp091 import _spec as spec
@@ -50,6 +49,7 @@ from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
+from convoymq.queues.message_checks import REPLY_PREFIX, CheckedMessage, check_message
 from convoymq.queues.message_properties import check_waits_nowhere
 
 if TYPE_CHECKING:

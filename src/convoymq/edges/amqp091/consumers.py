@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from convoymq.broker.declarations import generated_name
-from convoymq.broker.message_checks import REPLY_QUEUE
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091.errors import as_broker_error
 from convoymq.edges.amqp091.timeouts import consumer_timeout_ms, is_timed
@@ -25,6 +24,7 @@ from convoymq.queues.interface import (
     Queue,
     QueueClient,
 )
+from convoymq.queues.message_checks import REPLY_QUEUE
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from convoymq.broker.declarations import generated_name
-from convoymq.broker.message_checks import REPLY_PREFIX, REPLY_QUEUE
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError
 from convoymq.model.refusals import exchange_subject, queue_subject
+from convoymq.queues.message_checks import REPLY_PREFIX, REPLY_QUEUE
 from convoymq.routing.types import Destination, DestinationKind
 
 if TYPE_CHECKING:

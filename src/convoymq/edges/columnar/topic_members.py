@@ -15,16 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from convoymq.broker.records import TopicRecord
-from convoymq.broker.topics.cuts import Position
-from convoymq.broker.topics.group_messages import GroupName, pack_heartbeat, unpack_leases
-from convoymq.broker.topics.member import MemberParts, RunBatch
-from convoymq.broker.topics.vocabulary import (
-    WEAK,
-    PartitionQueue,
-    awaited,
-    reads,
-    retry_exchange_of,
-)
 from convoymq.edges.columnar.building import Rows
 from convoymq.edges.columnar.fields import read
 from convoymq.edges.columnar.member_fields import (
@@ -48,6 +38,16 @@ from convoymq.topics.rules.hashing import logical_partition
 from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat
 from convoymq.topics.rules.order_token import OrderToken
 from convoymq.topics.rules.refusals import BadPosition, Code
+from convoymq.topics.shell.cuts import Position
+from convoymq.topics.shell.group_messages import GroupName, pack_heartbeat, unpack_leases
+from convoymq.topics.shell.member import MemberParts, RunBatch
+from convoymq.topics.shell.vocabulary import (
+    WEAK,
+    PartitionQueue,
+    awaited,
+    reads,
+    retry_exchange_of,
+)
 
 if TYPE_CHECKING:
     from convoymq.edges.columnar.connection import FetchConnection

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from convoymq.broker.topics.vocabulary import REFUSE, null_key_of
 from convoymq.edges.columnar.fields import TopicProduce, TopicProducerSession, read
 from convoymq.edges.columnar.producing import records_of
 from convoymq.edges.columnar.turns import Slice
@@ -30,14 +29,15 @@ from convoymq.topics.rules.answers import ProducerAnswer, RunAnswer, RunsAnswer
 from convoymq.topics.rules.commands import OpenProducer, ProducedRun
 from convoymq.topics.rules.lineage import PartitionState
 from convoymq.topics.rules.refusals import Code, ProducerFenced
+from convoymq.topics.shell.vocabulary import REFUSE, null_key_of
 
 if TYPE_CHECKING:
     from convoymq.broker.records import TopicRecord
-    from convoymq.broker.topics.vocabulary import PartitionClient, PartitionQueue
     from convoymq.edges.columnar.connection import FetchConnection
     from convoymq.edges.columnar.producing import Producing
     from convoymq.edges.columnar.topic_routes import TopicRoutes
     from convoymq.queues.interface import QueueClient
+    from convoymq.topics.shell.vocabulary import PartitionClient, PartitionQueue
 
 RUNS_MAX = 65_536
 ASK_TIMEOUT_S = 5.0

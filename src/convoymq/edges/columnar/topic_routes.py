@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from convoymq.broker.topics.vocabulary import GROUP_SEPARATOR
 from convoymq.edges.columnar.fields import TopicRoute, read
 from convoymq.model.columnar import ANSWER_MAP_MAX, Frame
 from convoymq.model.errors import AccessRefused, PreconditionFailed
 from convoymq.topics.rules.lineage import Lineage
+from convoymq.topics.shell.vocabulary import GROUP_SEPARATOR
 
 if TYPE_CHECKING:
     from convoymq.broker.records import TopicRecord, User

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from convoymq.broker.access import HTTP
 from convoymq.broker.facade import Broker
 from convoymq.broker.firehose import Copy, Origin
-from convoymq.broker.message_checks import check_message
 from convoymq.broker.peek import Peeked
 from convoymq.broker.records import User
 from convoymq.kernels.batch import record as record_of
@@ -35,6 +34,7 @@ from convoymq.model.tables import (
     text_of,
 )
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
+from convoymq.queues.message_checks import check_message
 
 ANSWER_TIMEOUT_S = 30.0
 GET_COUNT_MAX = 10_000

@@ -19,7 +19,6 @@ from convoymq.broker.browse import (
     Row,
     Summary,
 )
-from convoymq.broker.message_checks import check_message
 from convoymq.broker.records import User
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.fields import number_in, object_in, text_in
@@ -28,6 +27,7 @@ from convoymq.messages.record import names_of, read_record, with_body
 from convoymq.model.errors import PeerError
 from convoymq.model.json import JsonObject
 from convoymq.model.refusals import message_too_big
+from convoymq.queues.message_checks import check_message
 
 COUNT_DEFAULT = 100
 TRUNCATE_DEFAULT = 50_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
-    from convoymq.broker.topics.parts import TopicParts
+    from convoymq.broker.topic_parts import TopicParts
     from convoymq.edges.http.exposition import Text
 
 PHASES = ("prepared", "targets_ready", "sealing", "sealed", "published")
@@ -71,7 +71,7 @@ def _counts(text: Text, parts: TopicParts) -> None:
 
 
 def _groups(text: Text, broker: Broker, parts: TopicParts, *, per_object: bool) -> None:
-    from convoymq.broker.topics.measures import group_waits
+    from convoymq.topics.shell.measures import group_waits
 
     waits = group_waits(broker.tree.vhosts.all(), int(time.time() * 1000))
     text.gauge(f"{OWN}group_versions_behind_max", max((w.versions for w in waits), default=0))

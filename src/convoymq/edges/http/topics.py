@@ -8,16 +8,16 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from convoymq.broker.topics.vocabulary import TOPIC_SETTINGS
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.fields import number, text_in
 from convoymq.model.json import JsonObject
 from convoymq.settings.table import AUTOSCALE_KEYS
 from convoymq.topics.rules.refusals import Code
+from convoymq.topics.shell.vocabulary import TOPIC_SETTINGS
 
 if TYPE_CHECKING:
-    from convoymq.broker.topics.cuts import Position
-    from convoymq.broker.topics.parked import ParkedKeyRow
+    from convoymq.topics.shell.cuts import Position
+    from convoymq.topics.shell.parked import ParkedKeyRow
 
 NUMBERS_MAX = 65_536
 KEYS_MAX = 1_000

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, cast
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.migrations import Migrations
-from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.placement import Placement
 from convoymq.broker.queue_questions import QueueAnswers, QueueQuestions
 from convoymq.broker.registry import Counters
 from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.commands import Command, PutNode
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
 from convoymq.metadata.validation import validated
@@ -24,6 +23,7 @@ from convoymq.queues.driver import HostParts
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.interface import Queue
 from convoymq.queues.mirrored.host import MirroredHost
+from convoymq.queues.placement import Placement
 from convoymq.replication import versions as supported
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.sim.delivery_model import InvariantBroken

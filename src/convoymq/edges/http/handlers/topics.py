@@ -36,8 +36,8 @@ from convoymq.topics.rules.lineage import Mode
 from convoymq.topics.rules.routes import LOGICAL_DEFAULT
 
 if TYPE_CHECKING:
-    from convoymq.broker.topics.admin import TopicAdmin
-    from convoymq.broker.topics.rows import ChangeRow
+    from convoymq.topics.shell.admin import TopicAdmin
+    from convoymq.topics.shell.rows import ChangeRow
 
 ACCEPTED = 202
 ADVANCES = tuple(mode.value for mode in Mode)
