@@ -15,7 +15,7 @@ from benchmarks.replication.faults import NODES, RUN_S, SLOW_S, Fault
 from benchmarks.replication.ledger import Delivered, Key, Ledger
 from convoymq.kernels import batch
 from convoymq.model.config import RaftConfig
-from convoymq.queues.interface import Delivery, QueueClient
+from convoymq.queues.interface import Delivery, PublishOutcome, QueueClient
 from convoymq.sim.classic.referee import ClassicReferee
 from convoymq.sim.classic.world import ClassicLoad, ClassicWorld
 from convoymq.sim.clients import Channel, ClientConfig, Traits, Workload
@@ -101,18 +101,20 @@ class Noted(Channel):
             self._referee.on_sent(identity, traits)
         return traits
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """See `Channel`."""
         confirmed = self._workload.ledger.confirmed
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
-                if ok:
+                if outcome:
                     confirmed[key_of(self.unconfirmed[tag])] = self._now_s(), self.node
-        super().on_published(client, tags, ok)
+        super().on_published(client, tags, outcome)
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """See `Channel`."""
-        number, _, block, command, first, count, acquired, _ = delivery
+        number, _, block, command, first, count, acquired, *_ = delivery
         self._workload.ledger.delivered.extend(
             Delivered(
                 self._now_s(),

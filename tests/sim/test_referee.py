@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from convoymq.kernels import batch
+from convoymq.queues.interface import PublishOutcome
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.sim.clients import ChannelParts, ClientConfig, Workload
 from convoymq.sim.clock import Process, Scheduler
@@ -169,9 +170,9 @@ def test_a_named_producer_repeats_what_was_refused_before_it_goes_on() -> None:
     _, second = publish()
     first_refused = len(confirmed)
     _, third = publish()
-    owner.on_published(client, [confirmed[0], confirmed[-1]], True)
-    owner.on_published(client, [third[0], third[-1]], False)
-    owner.on_published(client, [second[0], second[-1]], False)
+    owner.on_published(client, [confirmed[0], confirmed[-1]], PublishOutcome.ACCEPTED)
+    owner.on_published(client, [third[0], third[-1]], PublishOutcome.REFUSED_UNAVAILABLE)
+    owner.on_published(client, [second[0], second[-1]], PublishOutcome.REFUSED_UNAVAILABLE)
     refused = len(second) + len(third)
     following = first_refused
     while following < first_refused + refused:

@@ -44,6 +44,7 @@ from convoymq.queues.interface import (
     LETTERS_LEAVE,
     ConsumerSpec,
     Delivery,
+    PublishOutcome,
     Queue,
     QueueClient,
 )
@@ -572,9 +573,11 @@ class Copier(NullEvents):
         self._failed = self._failed or reason
         self._moved.set()
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """See `PublisherEvents`."""
-        if not ok:
+        if not outcome:
             self._fail("the successor refused a message")
         pairs = zip(tags[::2], tags[1::2], strict=True)
         self.copied += sum(last - first + 1 for first, last in pairs)

@@ -27,7 +27,7 @@ from convoymq.messages.deaths import (
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import BrokerError
 from convoymq.queues.earliest_timer import EarliestTimer
-from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
 
 if TYPE_CHECKING:
@@ -201,9 +201,11 @@ class DeadLetterPublisher(NullEvents):
             letters.publish(self._target(queue).client.target, tag)
             self._once_tag += letters.count
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """See `PublisherEvents`: a message that was published once is lost when it is refused."""
-        if not ok and not is_gone(client):
+        if not outcome and not is_gone(client):
             pairs = zip(tags[::2], tags[1::2], strict=True)
             self._lose(sum(last - first + 1 for first, last in pairs), REFUSED)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from convoymq.kernels.batch import PublishTarget
@@ -56,6 +57,8 @@ class QueueFeatures:
     """Messages may carry an expiration, and any priority."""
     answers_by_tags: bool = False
     """Clients tell of publishes by their tags only, not by a command's note."""
+    modifies: bool = False
+    """Consumers may say what becomes of messages that they give back (`Modification`)."""
     consumer_arguments: frozenset[str] = frozenset()
     """Arguments of a consumer that do what they say."""
     unserved_consumer_arguments: frozenset[str] = frozenset()
@@ -103,6 +106,54 @@ class ConsumerSpec:
     gone."""
     stream_offset: Field | None = None
     """Streams: the argument `x-stream-offset` as it came, as its meaning depends on its type."""
+    credited: bool = False
+    """The consumer gets as many messages as `QueueClient.grant` has granted, 0 at first, instead
+    of a window."""
+
+
+class PublishOutcome(Enum):
+    """Outcome of publishes; the values are the reasons that RabbitMQ's clients know. True
+    unless the queue has refused them."""
+
+    ACCEPTED = "accepted"
+    DELETED = "deleted"
+    """The queue is gone, and the messages with it. A protocol that has no word for it confirms
+    them, as RabbitMQ does."""
+    REFUSED_LENGTH = "maxlen"
+    """The queue is full."""
+    REFUSED_UNAVAILABLE = "unavailable"
+    """Nobody knows whether they are safe."""
+
+    def __bool__(self) -> bool:
+        return self in _SAFE
+
+
+_SAFE = (PublishOutcome.ACCEPTED, PublishOutcome.DELETED)
+
+
+def outcome_of(ok: bool) -> PublishOutcome:
+    """Returns the outcome of a queue that is there, and says no reason."""
+    return PublishOutcome.ACCEPTED if ok else PublishOutcome.REFUSED_UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modification:
+    """Wishes of a consumer for messages that it gives back."""
+
+    undeliverable: bool = False
+    """The consumer does not get them again. They leave as rejected when no other one may get
+    them."""
+    due_ms: int = 0
+    """Time until which they wait (ms since 1970); 0 = as the queue says."""
+    annotations: bytes = b""
+    """Encoded map of AMQP 1.0; what it says replaces what deliveries said under the same keys."""
+
+
+NO_MODIFICATION = Modification()
+
+
+MESSAGE_ID_MAX = (1 << 62) - 1
+"""No message id of a consumer is above."""
 
 
 class Delivery(NamedTuple):
@@ -122,6 +173,8 @@ class Delivery(NamedTuple):
     """More than 0 sets `redelivered`."""
     failed_delivery_count: int
     """More than 0 adds the header x-delivery-count."""
+    annotations: bytes = b""
+    """Of all of them: what their consumers have said so far (`Modification.annotations`)."""
 
     def without(self, skip: int) -> Delivery:
         """Returns all but the first `skip` messages."""
@@ -174,9 +227,10 @@ LETTERS_LEAVE = "dead letters are on their way"
 class PublisherEvents(Protocol):
     """Events that a publisher gets from its clients. `client` is the one that calls."""
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        """The publishes with these tag ranges (first, last, first, last, …) are safe (`ok`) or
-        refused."""
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
+        """The publishes with these tag ranges (first, last, first, last, …) have this outcome."""
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
         """The queue asks the channel to stop (True) or go on (False) reading publishes."""
@@ -213,6 +267,20 @@ class ClientEvents(PublisherEvents, Protocol):
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """Answer to `purge`."""
 
+    def on_credit(self, client: QueueClient, consumer: int, granted: int, ready: int) -> None:
+        """Answers `grant`, in the order of the calls, behind what was handed out before.
+
+        Args:
+            granted: messages that the consumer has got in all; of a drain, its limit from now on.
+            ready: messages that are left for others, or for a later grant.
+        """
+        return
+
+    def on_activity(self, client: QueueClient, consumer: int, active: bool) -> None:
+        """The consumer of a queue with a single active one begins to be served, or is served no
+        more for now."""
+        return
+
 
 class QueueClient(ABC):
     """One channel's command stream into one queue."""
@@ -245,20 +313,44 @@ class QueueClient(ABC):
         """Replaces the consumer's window (global QoS is enforced with this by the channel); 0 = no
         limit asked for, as `ConsumerSpec.prefetch`."""
 
+    def grant(self, consumer: int, limit: int, *, drain: bool = False) -> None:
+        """Lets a consumer with `ConsumerSpec.credited` get messages until it has got `limit` since
+        it was subscribed; answered by `on_credit`. `drain`: those that are there now, no more."""
+        raise NotImplementedError("consumers of this type have windows only")
+
+    def remove(self, consumer: int) -> None:
+        """Ends a consumer and gives back, unfailed, what it holds; answered by `on_cancel_ok`.
+        Nothing more comes for it, and nothing of it can be settled."""
+        raise NotImplementedError("consumers of this type are cancelled only")
+
     @abstractmethod
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges message ids (first, last, first, last, …; inclusive, ascending)."""
 
     @abstractmethod
     def return_(
-        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        consumer: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         """Requeues. What has `failed` counts towards the delivery limit (basic.reject, lost
-        consumer), and in queues that follow RabbitMQ 4.1 all that is not `untried` (ADR 0086)."""
+        consumer), and in queues that follow RabbitMQ 4.1 all that is not `untried` (ADR 0086).
+        Types without `QueueFeatures.modifies` do nothing with the `modification`."""
 
     @abstractmethod
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
-        """Rejects without requeue."""
+    def discard(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
+        """Rejects without requeue.
+
+        Args:
+            failed: the delivery counts as failed, as far as the dead letter says so.
+            error: encoded error of AMQP 1.0; the dead letter keeps it as annotations.
+        """
 
     @abstractmethod
     def when_settled(self, call: Callable[[bool], None]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoymq.queues.interface import ClientEvents, Delivery, GetResult, QueueClient
+from convoymq.queues.interface import ClientEvents, Delivery, GetResult, PublishOutcome, QueueClient
 
 
 class NullEvents(ClientEvents):
     """Does nothing; who waits for some of the events derives from it."""
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """Does nothing."""
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:

@@ -34,7 +34,7 @@ from convoymq.kernels.batch import PendingCommand, PublishTarget
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import missing
 from convoymq.queues.handing_over import publish_again, publish_for_closed
-from convoymq.queues.interface import ClientEvents, Queue, QueueClient
+from convoymq.queues.interface import ClientEvents, PublishOutcome, Queue, QueueClient
 from convoymq.queues.sessions import APPLIED_OK
 from convoymq.queues.withdrawal import withdraw
 
@@ -193,7 +193,7 @@ class SessionClient(QueueClient):
             elif command.note is not None:
                 self._produced(command, seq, status, reply)
         if confirmed is not None and not self.closed:
-            self._events.on_published(self, confirmed, True)
+            self._events.on_published(self, confirmed, PublishOutcome.ACCEPTED)
         if self._gap_again:
             self._gap_again = False
             if self._target.pending:
@@ -242,7 +242,7 @@ class SessionClient(QueueClient):
         for command in refused:
             command.tags = None
         withdraw(self._target, refused)
-        self._events.on_published(self, tags, False)
+        self._events.on_published(self, tags, PublishOutcome.REFUSED_UNAVAILABLE)
         if self.blocked:
             self.check_flow()
 
@@ -270,7 +270,7 @@ class SessionClient(QueueClient):
                 note, command.note = command.note, None
                 note(0, Unavailable(f"{self.queue.subject} did not answer"))
         if refused:
-            self._events.on_published(self, refused, False)
+            self._events.on_published(self, refused, PublishOutcome.REFUSED_UNAVAILABLE)
 
     def on_gap(self, last: int) -> None:
         """The queue has seen commands up to `last` only, and at least one beyond it."""
@@ -426,7 +426,8 @@ class SessionClient(QueueClient):
     ) -> None:
         """Answers a command if it is one of publishes."""
         if command.tags:
-            self._events.on_published(self, command.tags, published_ok)
+            outcome = PublishOutcome.DELETED if published_ok else PublishOutcome.REFUSED_UNAVAILABLE
+            self._events.on_published(self, command.tags, outcome)
         elif command.type in SILENT and command.note is not None:
             command.note(0, None if published_ok else error)
 

@@ -22,9 +22,11 @@ from convoymq.model.tables import Field, Table, text_of
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import (
     NO_LEADER,
+    ClientEvents,
     ConsumerSpec,
     Delivery,
     GetResult,
+    PublishOutcome,
     Queue,
     QueueClient,
 )
@@ -161,8 +163,8 @@ class ChannelParts:
     on_closed: Callable[..., None]
 
 
-class Channel:
-    """One channel of one node into one queue; implements `ClientEvents`."""
+class Channel(ClientEvents):
+    """One channel of one node into one queue."""
 
     def __init__(self, parts: ChannelParts) -> None:
         self._scheduler = parts.scheduler
@@ -386,7 +388,9 @@ class Channel:
             return None
         return self._delays.choice((-5, 0, 1, 20, 20, 300, 3_000))
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """Confirms."""
         for i in range(0, len(tags), 2):
             for tag in range(tags[i], tags[i + 1] + 1):
@@ -395,12 +399,12 @@ class Channel:
                     raise InvariantBroken(f"{self.name}: tag {tag} was confirmed twice or unasked")
                 if self.is_deleted:
                     continue
-                if ok:
+                if outcome:
                     self._referee.on_confirmed(identity)
                     self._workload.confirmed += 1
                 else:
                     self.refused += 1
-        if not ok:
+        if not outcome:
             self._trace.add(self.name, f"publishes {list(tags)} are not safe")
 
     # Consuming.
@@ -441,7 +445,7 @@ class Channel:
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Messages arrive."""
-        consumer, first_id, block, command, first, count, acquired, failed = delivery
+        consumer, first_id, block, command, first, count, acquired, failed, _ = delivery
         if consumer in self._asked:
             raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
         self._renewed()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels import batch
 from convoymq.model.errors import NotFound
-from convoymq.queues.interface import PublisherEvents, QueueFeatures
+from convoymq.queues.interface import PublisherEvents, QueueFeatures, outcome_of
 from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.records import identity_of
 
@@ -112,7 +112,7 @@ class _Client:
     def answer(self, tag: int, ok: bool) -> None:
         """Tells who published."""
         if not self._closed:
-            self._events.on_published(self, [tag, tag], ok)  # type: ignore[arg-type]
+            self._events.on_published(self, [tag, tag], outcome_of(ok))  # type: ignore[arg-type]
 
     def close(self) -> None:
         """No answers follow."""

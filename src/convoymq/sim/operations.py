@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 
 from convoymq.model.errors import BrokerError, Unavailable
-from convoymq.queues.interface import PublisherEvents, Queue, QueueFeatures
+from convoymq.queues.interface import PublisherEvents, Queue, QueueFeatures, outcome_of
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -202,7 +202,7 @@ class _Stream:
         self._lost = self._lost and ok
         if not self._closed:
             for tag in tags:
-                self._events.on_published(self, [tag, tag], ok)  # type: ignore[arg-type]
+                self._events.on_published(self, [tag, tag], outcome_of(ok))  # type: ignore[arg-type]
 
     def close(self) -> None:
         """No answers follow; what is under way is not called back."""

@@ -23,7 +23,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError
 from convoymq.queues.driver import GroupOptions
-from convoymq.queues.interface import QueueClient
+from convoymq.queues.interface import PublishOutcome, QueueClient
 from convoymq.replication.machine import Machine
 from convoymq.sim.clients import Channel, record_of
 from convoymq.sim.delivery_model import InvariantBroken
@@ -237,7 +237,7 @@ class PartitionChannel(StreamChannel):
         for first, last in zip(command.tags[::2], command.tags[1::2], strict=True):
             for tag in range(first, last + 1):
                 self._partition.on_refused(self.unconfirmed[tag])
-        self.on_published(client, command.tags, False)
+        self.on_published(client, command.tags, PublishOutcome.REFUSED_UNAVAILABLE)
 
     def _tell(self) -> None:
         self._untold += 1

@@ -20,7 +20,7 @@ from random import Random
 from convoymq.kernels import batch
 from convoymq.model.tables import Field
 from convoymq.queues.driver import GroupOptions
-from convoymq.queues.interface import ConsumerSpec, Delivery, QueueClient
+from convoymq.queues.interface import ConsumerSpec, Delivery, PublishOutcome, QueueClient
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import StreamQueue
 from convoymq.replication.machine import Effect, Machine
@@ -219,13 +219,15 @@ class StreamChannel(Channel):
         if self._refused is not None:
             self._refused = None if first + count >= len(self._sent) else first + count
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """Confirms; a producer begins again with the first of what was refused."""
-        super().on_published(client, tags, ok)
+        super().on_published(client, tags, outcome)
         for i in range(0, len(tags), 2):
             for tag in range(tags[i], tags[i + 1] + 1):
                 sequence = self._sequences.pop(tag, None)
-                if sequence is not None and not ok:
+                if sequence is not None and not outcome:
                     known = self._refused
                     self._refused = sequence if known is None else min(sequence, known)
 
@@ -278,7 +280,7 @@ class StreamChannel(Channel):
         if self.lost:
             # Nobody reads any more, and nobody would say that a recovery took entries back.
             return
-        consumer, first_id, block, command, first, count, _, _ = delivery
+        consumer, first_id, block, command, first, count, *_ = delivery
         if consumer in self._asked:
             raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
         identities = [identity_of(batch.record(block, command, first + i)) for i in range(count)]

@@ -14,7 +14,7 @@ import msgspec
 from convoymq.kernels.batch import commands
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import PreconditionFailed
-from convoymq.queues.interface import ClientEvents
+from convoymq.queues.interface import ClientEvents, outcome_of
 from tests.examples.copies.core import Copies
 from tests.examples.queue_type.ring import Consumer, Message, Ring, RingClient
 
@@ -180,7 +180,7 @@ class CopiesClient(RingClient):
         """What was published up to a command is in the queue, or may not be."""
         for command in self.target.applied(seq):
             if command.tags:
-                self.events.on_published(self, command.tags, confirmed)
+                self.events.on_published(self, command.tags, outcome_of(confirmed))
 
     def deliver(self, consumer: Consumer, message: Message) -> None:
         """See `RingClient`."""

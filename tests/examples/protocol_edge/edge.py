@@ -24,7 +24,7 @@ from convoymq.kernels.batch import record as record_of
 from convoymq.messages.amqp091 import NO_PROPERTIES
 from convoymq.messages.record import content_of, names_of, read_record
 from convoymq.model.errors import BrokerError, Misuse
-from convoymq.queues.interface import ClientEvents, GetResult, QueueClient
+from convoymq.queues.interface import ClientEvents, GetResult, PublishOutcome, QueueClient
 from tests.examples.protocol_edge.config import LineConfig
 
 PREFACE = b"LINES\n"
@@ -183,8 +183,10 @@ class LineConnection(asyncio.Protocol, ClientConnection, ClientEvents):
 
     # What queues tell.
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        self._tell("OK" if ok else "ERROR the queue refused the message")
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
+        self._tell("OK" if outcome else "ERROR the queue refused the message")
 
     def on_get(self, client: QueueClient, result: GetResult) -> None:
         if result.error is not None:

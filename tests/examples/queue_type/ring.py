@@ -16,10 +16,13 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.queues.interface import (
     GET_EMPTY,
+    NO_MODIFICATION,
     ClientEvents,
     ConsumerSpec,
     Delivery,
     GetResult,
+    Modification,
+    PublishOutcome,
     Queue,
     QueueClient,
     QueueFeatures,
@@ -157,7 +160,7 @@ class RingClient(QueueClient):
         """Everything that was published is in the queue."""
         for command in self._target.applied(self._target.seq):
             if command.tags:
-                self.events.on_published(self, command.tags, True)
+                self.events.on_published(self, command.tags, PublishOutcome.ACCEPTED)
             elif command.note is not None:
                 command.note(0, None)
 
@@ -211,13 +214,21 @@ class RingClient(QueueClient):
         self.queue.serve()
 
     def return_(
-        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        consumer: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         """See `QueueClient`."""
         self.queue.give_back(self.take(consumer, ranges))
         self.queue.serve()
 
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+    def discard(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
         """See `QueueClient`."""
         self.settle(consumer, ranges)
 

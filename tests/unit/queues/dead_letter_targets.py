@@ -10,6 +10,7 @@ from typing import Any
 from convoymq.kernels import batch
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.errors import NotFound, Unavailable
+from convoymq.queues.interface import outcome_of
 
 
 class FakeClient:
@@ -43,7 +44,7 @@ class FakeClient:
         """Confirms or refuses all that waits."""
         tags, self.pending = self.pending, []
         for tag in tags:
-            self.events.on_published(self, [tag, tag], ok)
+            self.events.on_published(self, [tag, tag], outcome_of(ok))
 
     def close(self) -> None:
         self.closed = True

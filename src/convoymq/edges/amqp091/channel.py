@@ -48,7 +48,14 @@ from convoymq.kernels.route_cache import RouteCount
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject
-from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
+from convoymq.queues.interface import (
+    ClientEvents,
+    Delivery,
+    GetResult,
+    PublishOutcome,
+    Queue,
+    QueueClient,
+)
 from convoymq.queues.message_checks import REPLY_PREFIX, CheckedMessage, check_message
 from convoymq.queues.message_properties import check_waits_nowhere
 
@@ -61,7 +68,7 @@ QUEUES_COUNTED_MAX = 1024
 """Queues of which a channel counts apart what they deliver."""
 
 
-class Channel:
+class Channel(ClientEvents):
     """A channel's rules. Implements `ChannelCodecOwner` and `ClientEvents`; nothing here blocks."""
 
     def __init__(self, connection: Connection, number: int) -> None:
@@ -479,7 +486,7 @@ class Channel:
         """A queue that is full does not get the message: RabbitMQ drops it in silence where nobody
         waits for the outcome."""
         if self.transaction is not None:
-            self.transaction.on_published((tag, tag), False)
+            self.transaction.on_published((tag, tag), ok=False)
         elif tag:
             self.codec.resolve((tag, tag), False)
 
@@ -490,22 +497,24 @@ class Channel:
 
     # --- what the queues say ---------------------------------------------------------------
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """See `ClientEvents`."""
         if self.closed:
             return
         transaction = self.transaction
         if transaction is None:
-            self.tally("confirmed", self.codec.resolve(tags, ok))
+            self.tally("confirmed", self.codec.resolve(tags, bool(outcome)))
             self.count()
             return
-        transaction.on_published(tags, ok)
+        transaction.on_published(tags, ok=bool(outcome))
         if transaction.is_done():
             self.answer(spec.TxCommit.METHOD_ID, class_id=spec.TX)
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """See `ClientEvents`."""
-        consumer, _, _, _, _, count, acquired_count, _ = delivery
+        consumer, _, _, _, _, count, acquired_count, *_ = delivery
         found = self.by_number.get(consumer)
         if self.closed or found is None or self.codec.state == CHANNEL_CLOSING:
             return

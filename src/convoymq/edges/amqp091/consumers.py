@@ -17,10 +17,12 @@ from convoymq.model.errors import BrokerError
 from convoymq.model.refusals import queue_subject
 from convoymq.model.tables import Field, Table
 from convoymq.queues.interface import (
+    NO_MODIFICATION,
     PRIORITY_ARGUMENT,
     TIMEOUT_ARGUMENT,
     ConsumerSpec,
     GetResult,
+    Modification,
     Queue,
     QueueClient,
 )
@@ -50,11 +52,19 @@ class _Nowhere:
         """Does nothing."""
 
     def return_(
-        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        consumer: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         """Does nothing."""
 
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+    def discard(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
         """Does nothing."""
 
     def when_settled(self, call: Callable[[bool], None]) -> None:

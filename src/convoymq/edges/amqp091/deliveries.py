@@ -44,7 +44,7 @@ class Deliveries:
 
     def deliver(self, consumer: Consumer, delivery: Delivery) -> None:
         """Encodes a delivery."""
-        _, first_id, block, command, first, count, acquired_count, failed = delivery
+        _, first_id, block, command, first, count, acquired_count, failed, _ = delivery
         try:
             self._codec.deliver(
                 consumer.deliveries, first_id, block, command, first, count, acquired_count, failed
@@ -55,7 +55,7 @@ class Deliveries:
             return
         trace = consumer.queue.trace
         if trace is not None:
-            trace.sent(consumer.client.session, *delivery)
+            trace.sent(consumer.client.session, *delivery[:8])
         if self._channel.is_traced:
             self._channel.trace_deliveries(
                 consumer.queue.name, block, command, first, count, acquired_count

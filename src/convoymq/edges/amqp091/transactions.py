@@ -38,7 +38,7 @@ class Transaction:
         """Returns whether every queue has answered."""
         return not self.waiting and not self.settling
 
-    def on_published(self, tags: Sequence[int], ok: bool) -> None:
+    def on_published(self, tags: Sequence[int], *, ok: bool) -> None:
         """A queue has answered for publishes of the commit under way."""
         waiting = self.waiting
         self.refused |= not ok

@@ -26,7 +26,7 @@ from convoymq.messages.record import read_stored
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
 from convoymq.model.refusals import managed_queue, queue_subject
-from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.queues.message_properties import check_records
 from convoymq.queues.null_events import NullEvents
 from convoymq.routing.types import QueueType
@@ -454,12 +454,16 @@ class Producing(NullEvents):
 
     # --- what the queues say ---------------------------------------------------------------
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
                 answered = self._tagged.pop(tag, None)
                 if answered is not None:
-                    answered(0, None if ok else Unavailable(f"{client.queue.name} refused rows"))
+                    answered(
+                        0, None if outcome else Unavailable(f"{client.queue.name} refused rows")
+                    )
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
         if blocked:

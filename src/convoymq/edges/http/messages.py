@@ -33,7 +33,14 @@ from convoymq.model.tables import (
     shown,
     text_of,
 )
-from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
+from convoymq.queues.interface import (
+    ClientEvents,
+    Delivery,
+    GetResult,
+    PublishOutcome,
+    Queue,
+    QueueClient,
+)
 from convoymq.queues.message_checks import check_message
 
 ANSWER_TIMEOUT_S = 30.0
@@ -158,7 +165,7 @@ def _unshown(value: object) -> object:
     return [_unshown(item) for item in value] if isinstance(value, list) else value
 
 
-class OneShot:
+class OneShot(ClientEvents):
     """A queue client for a single question; hears the answer as a future."""
 
     def __init__(self, broker: Broker, queue: Queue) -> None:
@@ -190,9 +197,11 @@ class OneShot:
         else:
             self._answer.set_result(result)
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """See `ClientEvents`."""
-        self._tell(ok)
+        self._tell(bool(outcome))
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Nothing was subscribed to."""

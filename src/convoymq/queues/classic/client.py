@@ -44,7 +44,17 @@ from convoymq.queues.classic.machine import (
     Effect,
 )
 from convoymq.queues.handing_over import publish_again, publish_for_closed
-from convoymq.queues.interface import ClientEvents, ConsumerSpec, Delivery, GetResult, QueueClient
+from convoymq.queues.interface import (
+    MESSAGE_ID_MAX,
+    NO_MODIFICATION,
+    ClientEvents,
+    ConsumerSpec,
+    Delivery,
+    GetResult,
+    Modification,
+    PublishOutcome,
+    QueueClient,
+)
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.queue import ClassicQueue
@@ -64,6 +74,8 @@ class ClassicClient(QueueClient):
         """The channel was told that the queue cannot keep up."""
         self._events = events
         self._consumers: set[int] = set()
+        self._removed: set[int] = set()
+        """Consumers that get nothing more, until the queue has applied that."""
         #: (type of command, consumer) of what is to be answered by an effect of its own, in order.
         #: The command counts as applied only later, when the disk has what came with it.
         self._questions: list[tuple[int, int]] = []
@@ -102,6 +114,12 @@ class ClassicClient(QueueClient):
         self._expect(CMD_CANCEL, consumer)
         self._target.command(CMD_CANCEL, 0, 0, consumer)
 
+    def remove(self, consumer: int) -> None:
+        """See `QueueClient`. Nothing is handed out between the two commands."""
+        self.cancel(consumer)
+        self._removed.add(consumer)
+        self.return_(consumer, (0, MESSAGE_ID_MAX), failed=False)
+
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
         body = msgspec.msgpack.encode({"credit": credit if credit > 0 else WINDOW_DEFAULT})
@@ -112,13 +130,21 @@ class ClassicClient(QueueClient):
         self._target.command(CMD_SETTLE, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
 
     def return_(
-        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        consumer: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         """Requeues to the original position."""
         body = pack_ranges(ranges)
         self._target.command(CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)
 
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+    def discard(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
         """Rejects without requeue."""
         self._target.command(CMD_DISCARD, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
 
@@ -158,6 +184,8 @@ class ClassicClient(QueueClient):
         if kind == APPLIED:
             self._on_applied(effect[2], effect[3])
         elif kind == DELIVER:
+            if effect[2] in self._removed:
+                return
             _, _, consumer, first_id, (block, command), first, count, acquired_count = effect
             delivery = Delivery(consumer, first_id, block, command, first, count, acquired_count, 0)
             self._events.on_deliver(self, delivery)
@@ -176,6 +204,7 @@ class ClassicClient(QueueClient):
         elif kind == CANCEL_OK:
             self._questions.remove((CMD_CANCEL, effect[2]))
             self._consumers.discard(effect[2])
+            self._removed.discard(effect[2])
             self._events.on_cancel_ok(self, effect[2])
         elif kind == CANCELLED:
             self._consumers.discard(effect[2])
@@ -191,7 +220,7 @@ class ClassicClient(QueueClient):
             if self.closed:
                 continue
             if command.type == CMD_ENQUEUE and command.tags:
-                self._events.on_published(self, command.tags, False)
+                self._events.on_published(self, command.tags, PublishOutcome.REFUSED_UNAVAILABLE)
             elif command.type == CMD_SETTLE and command.note is not None:
                 command.note(False)
 
@@ -216,7 +245,9 @@ class ClassicClient(QueueClient):
                 if known is not None and command.seq > known:
                     publish_again(command, other.target)
                 elif command.tags:
-                    self._events.on_published(self, command.tags, False)
+                    self._events.on_published(
+                        self, command.tags, PublishOutcome.REFUSED_UNAVAILABLE
+                    )
             elif command.type == CMD_SETTLE and command.note is not None:
                 command.note(False)
             elif command.type == CMD_GET:
@@ -240,6 +271,7 @@ class ClassicClient(QueueClient):
     def cancel_all(self, reason: str) -> None:
         """The queue is lost: all consumers end."""
         consumers, self._consumers = self._consumers, set()
+        self._removed.clear()
         for consumer in sorted(consumers):
             if not self.closed:
                 self._events.on_cancelled(self, consumer, reason)
@@ -283,12 +315,13 @@ class ClassicClient(QueueClient):
     def _answer(
         self, waiting: Sequence[PendingCommand], error: BrokerError, published_ok: bool
     ) -> None:
+        outcome = PublishOutcome.DELETED if published_ok else PublishOutcome.REFUSED_UNAVAILABLE
         for command in waiting:
             if self.closed:
                 continue
             if command.type == CMD_ENQUEUE:
                 if command.tags:
-                    self._events.on_published(self, command.tags, published_ok)
+                    self._events.on_published(self, command.tags, outcome)
             elif command.type == CMD_SETTLE and command.note is not None:
                 command.note(published_ok)
         questions, self._questions = self._questions, []
@@ -314,13 +347,13 @@ class ClassicClient(QueueClient):
             if command.type != CMD_ENQUEUE or not command.tags:
                 continue
             if command.seq in rejected:
-                self._events.on_published(self, command.tags, False)
+                self._events.on_published(self, command.tags, PublishOutcome.REFUSED_LENGTH)
             elif confirmed and confirmed[-1] + 1 == command.tags[0]:
                 confirmed[-1:] = command.tags[1:]
             else:
                 confirmed += command.tags
         if confirmed:
-            self._events.on_published(self, confirmed, True)
+            self._events.on_published(self, confirmed, PublishOutcome.ACCEPTED)
         for call in settled:
             call(True)
 

@@ -28,11 +28,14 @@ from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
 from convoymq.queues.interface import (
     GET_EMPTY,
+    MESSAGE_ID_MAX,
     NO_LEADER,
+    NO_MODIFICATION,
     ClientEvents,
     ConsumerSpec,
     Delivery,
     GetResult,
+    Modification,
     QueueClient,
 )
 from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
@@ -124,6 +127,14 @@ class QuorumClient(SessionClient):
             known.cancelling = True
         self._question(batch.CMD_CANCEL, 0, consumer, b"", consumer)
 
+    def remove(self, consumer: int) -> None:
+        """See `QueueClient`. Nothing is handed out between the two commands."""
+        self.cancel(consumer)
+        known = self._consumers.get(consumer)
+        if known is not None:
+            known.cancelled = True
+        self._return(consumer, (0, MESSAGE_ID_MAX), FLAG_UNTRIED)
+
     def end_consumer(self, consumer: int) -> None:
         """See `QueueClient`. What the queue hands out before it hears this goes back."""
         self._consumers[consumer].cancelled = True
@@ -145,7 +156,13 @@ class QuorumClient(SessionClient):
         self._command(batch.CMD_SETTLE, len(ranges) // 2, consumer, batch.pack_ranges(ranges))
 
     def return_(
-        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        consumer: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         """Requeues."""
         ranges = self._of_session(consumer, ranges)
@@ -157,7 +174,9 @@ class QuorumClient(SessionClient):
         body = batch.pack_ranges(ranges)
         self.target.command(batch.CMD_RETURN, flags, len(ranges) // 2, consumer, body)
 
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+    def discard(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
         """Rejects without requeue."""
         ranges = self._of_session(consumer, ranges)
         if ranges:
@@ -344,8 +363,8 @@ class QuorumClient(SessionClient):
                 self._settle(0, (message_id, message_id))
             get_id = message_id + self._get_shift
             if self.queue.trace is not None:
-                self.queue.trace.sent(self.session, *found)
-            _, _, block, command, record, _, acquired_count, failed = found
+                self.queue.trace.sent(self.session, *found[:8])
+            _, _, block, command, record, _, acquired_count, failed, _ = found
             result = GetResult(block, command, record, get_id, acquired_count, failed, ready)
             self._events.on_get(self, result)
 
@@ -437,7 +456,7 @@ class QuorumClient(SessionClient):
         from that message id on; -1: they come from the log, which does not say."""
         if self.closed:
             return
-        consumer, first_id, _, _, _, count, _, _ = delivery
+        consumer, first_id, _, _, _, count, *_ = delivery
         known = self._consumers.get(consumer)
         if known is None:
             return

@@ -26,7 +26,7 @@ from convoymq.queues.dead_letter_publisher import (
     is_gone,
 )
 from convoymq.queues.dead_letter_worker import DeadLetterWorker
-from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.queues.quorum.dead_letters import AT_LEAST_ONCE, AT_MOST_ONCE, OFF, DeadLetters
 from convoymq.queues.quorum.settings import dead_letter_strategy
 from convoymq.replication.machine import Effect
@@ -297,18 +297,20 @@ class DeadLetterMover(DeadLetterPublisher):
         """See `PublisherEvents`: what is published until it is confirmed finds its way anew."""
         return super().on_replaced(client, successor) if self._worker is None else None
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """See `PublisherEvents`: confirms and refusals of targets. A tag is a number plus one: a
         target is asked once at a time to take a message."""
         worker = self._worker
         # Publishes to a queue that is deleted are confirmed: nobody has the message.
-        took = ok and not is_gone(client)
+        took = outcome and not is_gone(client)
         now = self._queue.clock.monotonic_ms()
         group = client.queue.group
         target = self._targets.get(group)
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             if first >= ONCE:
-                super().on_published(client, (first, last), ok)
+                super().on_published(client, (first, last), outcome)
             elif worker is None:
                 continue
             elif took:

@@ -25,7 +25,7 @@ from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.dead_letter_publisher import DeadLetterRoutes
 from convoymq.queues.earliest_timer import EarliestTimer
-from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.moves import Move, MoveSpec, move_of, unpack_spec
 from convoymq.queues.quorum.operations import ADVANCE, Operation, Summary, Target
@@ -333,7 +333,9 @@ class OperationMover(NullEvents):
             stream = job.streams[queue.group] = _Stream(client)
         return stream
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         """See `PublisherEvents`: confirms and refusals of targets."""
         # Publishes to a queue that is deleted are confirmed: nobody has the message.
         gone = client.queue.ended is not None or bool(getattr(client.queue, "deleted", False))
@@ -345,7 +347,7 @@ class OperationMover(NullEvents):
                 job, attempt, offset, group = known
                 if attempt != job.attempt:
                     continue
-                if not ok and not gone:
+                if not outcome and not gone:
                     # Nobody knows what became of it: what follows it must not get there first.
                     job.restart()
                     self._pause(job, f"queue '{client.queue.name}' did not take a message")

@@ -355,7 +355,7 @@ class QuorumQueue(GroupQueue):
             _, _, consumer, first_id, _, command, first, count, acquired_count, failed = effect
             self.delivered_local += count
             # As `Delivery(…)`, at half the price.
-            made = (consumer, first_id, block, command, first, count, acquired_count, failed)
+            made = (consumer, first_id, block, command, first, count, acquired_count, failed, b"")
             client.on_deliver(tuple.__new__(Delivery, made), -1)
 
     def on_link_frame(

@@ -33,7 +33,14 @@ from convoymq.model.refusals import (
     no_ack_from_stream,
     purge_of_stream,
 )
-from convoymq.queues.interface import ClientEvents, ConsumerSpec, Delivery, GetResult
+from convoymq.queues.interface import (
+    NO_MODIFICATION,
+    ClientEvents,
+    ConsumerSpec,
+    Delivery,
+    GetResult,
+    Modification,
+)
 from convoymq.queues.reservation_reads import Fields
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.stream.machine import CONSUMER_NAME_BYTES_MAX
@@ -260,6 +267,11 @@ class StreamClient(SessionClient):
                     del self._readers[consumer]
         self._soon(lambda: self._events.on_cancel_ok(self, consumer))
 
+    def remove(self, consumer: int) -> None:
+        """See `QueueClient`: a named consumer gets again what was not settled."""
+        self.cancel(consumer)
+        self._readers.pop(consumer, None)
+
     def _let_go(self, reader: Reader) -> None:
         if reader.chunks is not None:
             reader.chunks.park()
@@ -277,13 +289,21 @@ class StreamClient(SessionClient):
         self._release(consumer, ranges, done=True)
 
     def return_(
-        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        consumer: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         """A log takes nothing back: room in the window. What was not wanted is not done with: a
         named consumer stores no offset beyond it, and gets it again when it comes back."""
         self._release(consumer, ranges, done=False)
 
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+    def discard(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
         """A log loses nothing: as `settle`."""
         self._release(consumer, ranges, done=True)
 

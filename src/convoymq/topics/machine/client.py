@@ -26,7 +26,7 @@ from convoymq.kernels.batch import PendingCommand
 from convoymq.kernels.ordered_runs import UNTAGGED
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import managed_queue, missing
-from convoymq.queues.interface import ClientEvents, PublisherEvents, QueueClient
+from convoymq.queues.interface import ClientEvents, PublisherEvents, PublishOutcome, QueueClient
 from convoymq.queues.sessions import APPLIED_REJECTED, REPLIES_KEPT_MAX
 from convoymq.queues.stream.client import StreamClient
 from convoymq.topics.machine.codec import (
@@ -267,7 +267,7 @@ class PartitionClient(StreamClient):
             if isinstance(events, PartitionPublisherEvents):
                 events.on_closed(self, command, code, to_version)
             elif tags:
-                events.on_published(self, tags, False)
+                events.on_published(self, tags, PublishOutcome.REFUSED_UNAVAILABLE)
             elif note is not None:
                 note(0, Unavailable(f"{self.queue.subject} takes no messages: {code.value}"))
 

@@ -25,10 +25,12 @@ from convoymq.model.refusals import (
     unserved_by_group,
 )
 from convoymq.queues.interface import (
+    NO_MODIFICATION,
     ClientEvents,
     ConsumerSpec,
     Delivery,
     GetResult,
+    Modification,
     Queue,
     QueueClient,
     QueueFeatures,
@@ -202,14 +204,22 @@ class GroupClient(QueueClient):
             member.acknowledge(ranges)
 
     def return_(
-        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        consumer: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         """Messages are handed out again in their places, and parked when they fail too often."""
         member = self._members.get(consumer)
         if member is not None:
             member.take_back(ranges, final=False)
 
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+    def discard(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
         """Messages are parked."""
         member = self._members.get(consumer)
         if member is not None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Never
 from convoymq.kernels.ordered_runs import OrderedTarget
 from convoymq.metadata.topic_settings import SPREAD
 from convoymq.model.errors import Misuse
-from convoymq.queues.interface import ClientEvents, ConsumerSpec, QueueClient
+from convoymq.queues.interface import (
+    NO_MODIFICATION,
+    ClientEvents,
+    ConsumerSpec,
+    Modification,
+    PublishOutcome,
+    QueueClient,
+)
 from convoymq.topics.rules.routes import Route
 from convoymq.topics.shell.publishes import OrderedPublishes
 
@@ -79,9 +86,9 @@ class TopicPublisher(QueueClient):
             None if partition is None else partition.client(handle.new_session(), self._publishes)
         )
 
-    def confirm(self, tags: Sequence[int], ok: bool) -> None:
+    def confirm(self, tags: Sequence[int], outcome: PublishOutcome) -> None:
         """Confirms publishes by their tags (first, last, …), or says that they failed."""
-        self._events.on_published(self, tags, ok)
+        self._events.on_published(self, tags, outcome)
 
     def flow(self, blocked: bool) -> None:
         """Has the channel stop, or go on, reading publishes."""
@@ -118,12 +125,20 @@ class TopicPublisher(QueueClient):
         self._refuse()
 
     def return_(
-        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        consumer: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         """Not served."""
         self._refuse()
 
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+    def discard(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
         """Not served."""
         self._refuse()
 

@@ -42,7 +42,7 @@ from convoymq.kernels.ordered_runs import (
     tagged,
 )
 from convoymq.model.clock import Clock, Timer
-from convoymq.queues.interface import QueueClient
+from convoymq.queues.interface import PublishOutcome, QueueClient
 from convoymq.queues.null_events import NullEvents
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import Route
@@ -260,12 +260,14 @@ class OrderedPublishes(NullEvents):
 
     # --- what the partitions say ---------------------------------------------------------
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         partition = self._clients.get(client)
         if partition is None:
             return
         partition.answered += count_tags(tags)
-        if ok:
+        if outcome:
             partition.attempts = 0
             now_ms = self._clock.monotonic_ms()
             partition.busy_ms = -1 if partition.is_quiet else now_ms
@@ -273,7 +275,7 @@ class OrderedPublishes(NullEvents):
                 self.pauses += 1
                 self.paused_ms += now_ms - partition.paused_ms
                 partition.paused_ms = -1
-        self._confirm(tags, ok or self._outlet.is_deleted())
+        self._confirm(tags, PublishOutcome.DELETED if self._outlet.is_deleted() else outcome)
         if partition.draining or self.closed:
             self._go_on(partition)
             self._end_round()
@@ -302,12 +304,12 @@ class OrderedPublishes(NullEvents):
             self._full.discard(client)
         self.check_flow()
 
-    def _confirm(self, tags: Sequence[int], ok: bool) -> None:
+    def _confirm(self, tags: Sequence[int], outcome: PublishOutcome) -> None:
         if self.closed:
             return
         tags = tagged(tags)
         if tags:
-            self._outlet.confirm(tags, ok)
+            self._outlet.confirm(tags, outcome)
 
     # --- flow and end --------------------------------------------------------------------
 
@@ -354,7 +356,7 @@ class OrderedPublishes(NullEvents):
             partition.sealed = True
             for command in self._take(partition):
                 if command.tags:
-                    self._confirm(command.tags, ok=True)
+                    self._confirm(command.tags, PublishOutcome.DELETED)
         self._end_round()
 
     def _end_round(self) -> None:

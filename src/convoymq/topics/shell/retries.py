@@ -22,7 +22,7 @@ from convoymq.queues.dead_letter_publisher import (
     DeadLetterOptions,
     DeadLetterPublisher,
 )
-from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.topics.shell.group_messages import GroupName
 
 log = structlog.get_logger()
@@ -102,7 +102,9 @@ class GroupRetries(DeadLetterPublisher):
             target.open += 1
             letter.publish(target.client.target, tag)
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
                 for target in self._targets.values():
@@ -110,7 +112,7 @@ class GroupRetries(DeadLetterPublisher):
                 copy = self._copies.get(tag)
                 if copy is None:
                     continue
-                copy.ok = copy.ok and ok
+                copy.ok = copy.ok and bool(outcome)
                 copy.left -= 1
                 if not copy.left:
                     self._finish(tag, ok=copy.ok)

@@ -33,7 +33,14 @@ from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
 from convoymq.model.tasks import Tasks
 from convoymq.queues.classic.queue import ClassicQueue
-from convoymq.queues.interface import GET_EMPTY, Delivery, GetResult
+from convoymq.queues.interface import (
+    GET_EMPTY,
+    NO_MODIFICATION,
+    Delivery,
+    GetResult,
+    Modification,
+    outcome_of,
+)
 from convoymq.queues.message_properties import check_served
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.stream.queue import StreamQueue
@@ -125,7 +132,7 @@ class FakeQueue:
                 for command in target.applied(target.seq):
                     if command.tags:
                         worked = True
-                        client.events.on_published(client, command.tags, self.accept)
+                        client.events.on_published(client, command.tags, outcome_of(self.accept))
             settled, self.settled = self.settled, []
             for call in settled:
                 worked = True
@@ -231,13 +238,21 @@ class FakeClient:
         self._taken(number, ranges)
 
     def return_(
-        self, number: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+        self,
+        number: int,
+        ranges: Sequence[int],
+        *,
+        failed: bool,
+        untried: bool = False,
+        modification: Modification = NO_MODIFICATION,
     ) -> None:
         self.queue.calls.append(("return", number, list(ranges), failed))
         for block, command, record, acquired in self._taken(number, ranges):
             self.queue.ready.append((block, command, record, acquired + 1))
 
-    def discard(self, number: int, ranges: Sequence[int]) -> None:
+    def discard(
+        self, number: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
+    ) -> None:
         self.queue.calls.append(("discard", number, list(ranges)))
         self._taken(number, ranges)
 

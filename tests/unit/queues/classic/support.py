@@ -18,7 +18,7 @@ from convoymq.node.notes import log_note
 from convoymq.queues.classic.log import FILE_BYTES_MAX
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import MEMORY_TARGET_BYTES, HostParts
-from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
+from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, PublishOutcome, QueueClient
 from convoymq.queues.mirrored.host import MirroredHost
 from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.types import Queue as DeclaredQueue
@@ -81,11 +81,13 @@ class Channel:
     def deliveries(self, consumer: int = 1) -> list[bytes]:
         return [body for number, _, body, _ in self.got if number == consumer]
 
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        self.heard.append(("published", list(tags), ok))
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
+        self.heard.append(("published", list(tags), bool(outcome)))
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
-        consumer, first_id, block, command, first, count, acquired, _ = delivery
+        consumer, first_id, block, command, first, count, acquired, *_ = delivery
         for i in range(count):
             body = body_of(block, command, first + i)
             self.got.append((consumer, first_id + i, body, acquired))

@@ -16,7 +16,7 @@ from convoymq.kernels.entries import Entry
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import StorageFault
 from convoymq.node.notes import log_note
-from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult
+from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, PublishOutcome
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -79,12 +79,12 @@ class Events:
         self.messages: list[tuple[int, int, bytes]] = []
         self.flow: list[bool] = []
 
-    def on_published(self, client: Any, tags: Any, ok: bool) -> None:
+    def on_published(self, client: Any, tags: Any, outcome: PublishOutcome) -> None:
         spread = [t for i in range(0, len(tags), 2) for t in range(tags[i], tags[i + 1] + 1)]
-        (self.confirmed if ok else self.refused).extend(spread)
+        (self.confirmed if outcome else self.refused).extend(spread)
 
     def on_deliver(self, client: Any, delivery: Delivery) -> None:
-        consumer, first_id, block, command, first, count, acquired, failed = delivery
+        consumer, first_id, block, command, first, count, acquired, failed, _ = delivery
         for k in range(count):
             body = batch.record(block, command, first + k)
             self.messages.append((consumer, first_id + k, body))

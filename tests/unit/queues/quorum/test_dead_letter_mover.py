@@ -9,6 +9,7 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.queues.dead_letter_publisher import IDLE_MS, DeadLetterOptions
+from convoymq.queues.interface import PublishOutcome
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import LINE_RUNS_MAX, SETTLE_AGAIN_MS
 from convoymq.queues.quorum.queue import QuorumQueue
@@ -531,8 +532,10 @@ def test_of_a_run_only_what_was_refused_is_tried_again() -> None:
     cluster.work()
     (client,) = cluster.targets[0].clients
     waiting, client.pending = client.pending, []
-    client.events.on_published(client, [waiting[0], waiting[1], waiting[4], waiting[5]], True)
-    client.events.on_published(client, [waiting[2], waiting[3]], False)
+    client.events.on_published(
+        client, [waiting[0], waiting[1], waiting[4], waiting[5]], PublishOutcome.ACCEPTED
+    )
+    client.events.on_published(client, [waiting[2], waiting[3]], PublishOutcome.REFUSED_UNAVAILABLE)
     cluster.work()
     assert cluster.kept() == 2
     assert sum(each["count"] for each in cluster.events("queue.dead_letters_waiting")) == 2

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from convoymq.model.errors import NotFound, Unavailable
-from convoymq.queues.interface import QueueFeatures
+from convoymq.queues.interface import PublishOutcome, QueueFeatures
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum import operation_mover
 from convoymq.queues.quorum.dead_letter_mover import DeadLetterOptions
@@ -55,13 +55,13 @@ class FakeStream:
                 self.queue.got.append(body)
         if told and not self.closed:
             for _, _, tag, _ in now:
-                self.events.on_published(self, [tag, tag], True)
+                self.events.on_published(self, [tag, tag], PublishOutcome.ACCEPTED)
 
     def refuse(self) -> None:
         """The session is lost."""
         now, self.waiting = self.waiting, []
         for _, _, tag, _ in now:
-            self.events.on_published(self, [tag, tag], False)
+            self.events.on_published(self, [tag, tag], PublishOutcome.REFUSED_UNAVAILABLE)
 
 
 class FakeQueue:

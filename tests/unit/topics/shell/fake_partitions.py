@@ -9,6 +9,7 @@ from typing import Any
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand, PublishTarget
 from convoymq.kernels.ordered_runs import order_key
+from convoymq.queues.interface import PublishOutcome
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import Span
 
@@ -117,11 +118,11 @@ class FakeClient:
         for i in range(command.messages):
             record = batch.record(data, command.offset, i)
             self.partition.log.append((order_key(record), record))
-        self.events.on_published(self, list(command.tags or ()), True)
+        self.events.on_published(self, list(command.tags or ()), PublishOutcome.ACCEPTED)
 
     def fail_all(self) -> None:
         """Nobody knows the outcome of what is under way: it is refused."""
         self.target.builder.discard_unsent()
         for command in self.target.applied(self.target.seq):
             if command.tags:
-                self.events.on_published(self, command.tags, False)
+                self.events.on_published(self, command.tags, PublishOutcome.REFUSED_UNAVAILABLE)

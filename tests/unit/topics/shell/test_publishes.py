@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from convoymq.kernels.batch import PendingBudget
-from convoymq.queues.interface import QueueClient
+from convoymq.queues.interface import PublishOutcome, QueueClient
 from convoymq.topics.rules.changes import (
     Change,
     next_route,
@@ -59,9 +59,9 @@ class Topic:
         self.clients.append(client)
         return client  # type: ignore[return-value]
 
-    def confirm(self, tags: Sequence[int], ok: bool) -> None:
+    def confirm(self, tags: Sequence[int], outcome: PublishOutcome) -> None:
         for first, last in zip(tags[::2], tags[1::2], strict=True):
-            (self.confirmed if ok else self.failed).update(range(first, last + 1))
+            (self.confirmed if outcome else self.failed).update(range(first, last + 1))
 
     def flow(self, blocked: bool) -> None:
         self.flows.append(blocked)
