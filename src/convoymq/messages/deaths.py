@@ -215,7 +215,7 @@ def history_of(content: bytes, headers: Table) -> History | None:
     it is not known from whom the headers are."""
     if not tells_deaths(content):
         return None
-    entries = _entries(headers)
+    entries = entries_of(headers)
     first, last = (_origin(headers, which, entries) for which in ("first", "last"))
     if first is None or last is None:
         return None
@@ -241,7 +241,7 @@ def _with_death(
     former: list[Table] = []
     first = None
     if written_here:
-        former = _entries(headers)
+        former = entries_of(headers)
         first = [headers.get(name) for name in _FIRST]
     entry: Table | None = None
     rest: list[Table] = []
@@ -266,7 +266,7 @@ def _with_death(
         return headers, ()
 
 
-def _entries(headers: Table) -> list[Table]:
+def entries_of(headers: Table) -> list[Table]:
     """Returns the entries of x-death."""
     found = headers.get(X_DEATH)
     items = found.value if found is not None and isinstance(found.value, tuple) else ()

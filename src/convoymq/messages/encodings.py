@@ -3,7 +3,7 @@
 | encoding | header frame's type | body                                                           |
 |----------|---------------------|----------------------------------------------------------------|
 | 1        | 2                   | AMQP 0-9-1: as it was published                                |
-| 2        | 130                 | kept for AMQP 1.0: its sections, as they were published        |
+| 2        | 130                 | AMQP 1.0: sections, as they were published                     |
 | n, 2–127 | 128 + n             | bytes of the encoding                                          |
 
 Every encoding has the content header, so brokers and queues read what concerns them in one way.
@@ -23,7 +23,8 @@ from convoymq.messages.amqp091 import Properties
 from convoymq.model.errors import Misuse, PeerError
 
 AMQP_091 = 1
-ENCODINGS: dict[int, str] = {}
+AMQP_10 = 2
+ENCODINGS: dict[int, str] = {AMQP_10: "convoymq.messages.amqp10.encoding"}
 """Number and module of each encoding but the first."""
 
 _HEADER_FRAME = 2

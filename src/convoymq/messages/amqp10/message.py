@@ -1,0 +1,116 @@
+"""Messages of AMQP 1.0: what is stored of a transfer, and the transfer of a stored message.
+
+Header and delivery-annotations are the business of one transfer: the broker takes the header's
+fields over and writes another header. Message-annotations keep what the publisher wrote, but for
+those of the broker's own. The bare message stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from convoymq.kernels.content import content_parts
+from convoymq.messages.amqp091 import Properties, decode_header
+from convoymq.messages.amqp10.encoding import COPY_ANNOTATION, deaths_in, sections_of, view_of
+from convoymq.messages.amqp10.sections import (
+    Header,
+    Sections,
+    annotations_in,
+    annotations_of,
+    annotations_section,
+    header_section,
+)
+from convoymq.messages.amqp10.sections import split as split
+from convoymq.messages.amqp10.values import Long, Symbol
+from convoymq.messages.copies import COPY
+from convoymq.messages.encodings import AMQP_10, encoding_octet
+from convoymq.messages.record import PERSISTENT, as_amqp091, tells_deaths
+from convoymq.model.tables import EMPTY, shown
+
+EXCHANGE = Symbol("x-exchange")
+ROUTING_KEY = Symbol("x-routing-key")
+ACQUIRED_COUNT = Symbol("x-acquired-count")
+DELIVERY_COUNT = Symbol("x-delivery-count")
+
+_TTL_MS_MAX = (1 << 32) - 1
+_OCTET = encoding_octet(AMQP_10)
+_COPY_ANNOTATION = Symbol(COPY_ANNOTATION)
+
+
+class Stored(NamedTuple):
+    """A message as a record has it (`record.content_of`, in encoding 2)."""
+
+    properties: Properties
+    """By which brokers and queues know it."""
+    body: bytes
+    sections: Sections
+    """Of the transfer."""
+
+
+def stored_of(payload: bytes) -> Stored:
+    """Returns what is stored of a transfer. Raises PeerError: its message cannot be parsed."""
+    sections = split(payload)
+    body = payload[sections.annotations_at] + payload[sections.bare_at :]
+    return Stored(view_of(sections), body, sections)
+
+
+def transfer_of(
+    exchange: str,
+    routing_key: str,
+    content: bytes,
+    *,
+    acquired_count: int = 0,
+    failed_count: int = 0,
+    annotations: bytes = b"",
+) -> bytes:
+    """Returns the message of a transfer for a stored one, in whatever encoding.
+
+    Args:
+        content: of the record.
+        acquired_count: deliveries before this one.
+        failed_count: those that failed.
+        annotations: an encoded map, which counts before those of publisher and broker.
+    Raises:
+        PeerError, ValueError: the content is damaged.
+    """
+    told = tells_deaths(content)
+    if content[:1] != bytes((_OCTET,)):
+        content = as_amqp091(content)
+    header, body = content_parts(content)
+    properties = decode_header(header).properties
+    if content[0] == _OCTET:
+        notes, bare_at = annotations_in(body)
+        bare = body[bare_at:]
+        headers = properties.headers or EMPTY
+        if told:
+            notes |= deaths_in(headers)
+            if COPY not in headers:
+                # A dead-letter routing key took the place of all keys.
+                notes.pop(_COPY_ANNOTATION, None)
+    else:
+        notes, bare = sections_of(properties, body, deaths_told=told)
+    notes |= {EXCHANGE: shown(exchange), ROUTING_KEY: shown(routing_key)}
+    if acquired_count:
+        notes[ACQUIRED_COUNT] = Long(acquired_count)
+    if failed_count:
+        notes[DELIVERY_COUNT] = Long(failed_count)
+    if annotations:
+        notes |= annotations_of(annotations)
+    first = not (acquired_count or failed_count or told)
+    return (
+        header_section(_header(properties, first_acquirer=first, delivery_count=failed_count))
+        + annotations_section(notes)
+        + bare
+    )
+
+
+def _header(properties: Properties, *, first_acquirer: bool, delivery_count: int) -> Header:
+    digits = properties.expiration or ""
+    ttl_ms = int(digits) if digits.isascii() and digits.isdigit() else None
+    return Header(
+        properties.delivery_mode == PERSISTENT,
+        properties.priority,
+        ttl_ms if ttl_ms is None or ttl_ms <= _TTL_MS_MAX else None,
+        first_acquirer,
+        delivery_count,
+    )
