@@ -205,7 +205,7 @@ def test_what_is_refused_is_kept_or_ends_the_bridge(peers: Peers, tmp_path: Path
     assert "bytes of properties" in bridge.log.read_text()
     bridge = peers.bridge(tmp_path, "refused", **plan, refused="deadLetter", deadLetterQueue="dead")
     until(lambda: len(peers.messages("small")) == 2)
-    # A bridge that ends returns what it has not finished: the copy comes before the acknowledgement.
+    # A bridge that ends returns what it has not finished: copies come before acknowledgements.
     until(lambda: depth(peers, "dead") == 1)
     until(lambda: depth(peers, "large") == 0)
     assert bridge.end() == 0

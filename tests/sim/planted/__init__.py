@@ -25,6 +25,7 @@ from tests.sim.planted import (  # noqa: F401
     migrations,
     mirrored,
     mixed,
+    packs,
     queues,
     recovery,
     ring,
