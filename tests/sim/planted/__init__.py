@@ -25,7 +25,6 @@ from tests.sim.planted import (  # noqa: F401
     migrations,
     mirrored,
     mixed,
-    packs,
     queues,
     recovery,
     ring,

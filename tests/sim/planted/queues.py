@@ -838,22 +838,3 @@ def opened_again() -> None:
 @plant("a node that comes back leaves the sessions of its former life", "crash,kill")
 def former_sessions_go_on() -> None:
     parts.machine()._older_sessions = lambda self, node, incarnation: []
-
-
-@plant("declaring a queue again does not renew its lease", "delay")
-def declared_again_in_vain() -> None:
-    from convoymq.queues.sessions import APPLIED_OK
-
-    parts.machine()._renew = lambda self, session: self._reply(session, APPLIED_OK, {})
-
-
-@plant("a lease that is over is renewed", "delay")
-def lease_is_renewed_late() -> None:
-    machine = parts.machine()
-    renew = machine._renew
-
-    def planted(self: Any, session: Any) -> None:
-        self.consumers.last_active_ms = self.time_ms
-        renew(self, session)
-
-    machine._renew = planted
