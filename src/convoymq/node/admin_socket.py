@@ -9,7 +9,7 @@ says. What a client writes there is replaced.
 
 Protocol: a request is one line of JSON `{"op": name, …}`; answers are lines of JSON, any number of
 `{"progress": text}` and then one of `{"result": value}` or `{"error": text}`. One request a
-connection.
+connection. By hand, because an idle node imports no web server for it (ADR 0194).
 """
 
 from __future__ import annotations

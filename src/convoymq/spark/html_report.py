@@ -1,6 +1,7 @@
 """Pages of reports: one HTML file with tables and plots, without a network.
 
-Plots are SVG text, drawn here: a few polylines and bars need no plotting library.
+Plots are SVG text, drawn here: a few polylines and bars need no plotting library, and the tables
+around them no templates (ADR 0194).
 """
 
 from __future__ import annotations

@@ -7,22 +7,30 @@ Spark's own progress has no lag for a Python source. It does hold the end of eac
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from prometheus_client import (
+    CollectorRegistry,
+    Metric,
+    generate_latest,
+    start_http_server,
+    write_to_textfile,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from convoymq.spark import offsets
 from convoymq.spark.errors import SourceError
 
 if TYPE_CHECKING:
+    from http.server import HTTPServer
+
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
@@ -55,42 +63,43 @@ class QueryState:
     """Messages behind that, by the same."""
 
 
-_METRICS: tuple[tuple[str, str, str, Callable[[QueryState], float]], ...] = (
+_Family: TypeAlias = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_METRICS: tuple[tuple[_Family, str, str, Callable[[QueryState], float]], ...] = (
     (
+        GaugeMetricFamily,
         "query_active",
-        "gauge",
         "1 while the query runs",
         lambda query: int(query.state in ("starting", "running", "idle")),
     ),
     (
+        GaugeMetricFamily,
         "query_failed",
-        "gauge",
         "1 when the query has ended with an error",
         lambda query: int(query.state == "failed"),
     ),
-    ("rows_total", "counter", "Rows read since the listener began", lambda query: query.rows),
+    (CounterMetricFamily, "rows", "Rows read since the listener began", lambda query: query.rows),
     (
-        "batches_total",
-        "counter",
+        CounterMetricFamily,
+        "batches",
         "Batches since the listener began",
         lambda query: query.batches,
     ),
     (
+        GaugeMetricFamily,
         "rows_per_second",
-        "gauge",
         "Rows of the last batch by its duration",
         lambda query: round(query.rows_per_second, 3),
     ),
     (
+        GaugeMetricFamily,
         "batch_duration_seconds",
-        "gauge",
         "Duration of the last batch",
         lambda query: query.duration_s,
     ),
 )
 
 
-class LagListener(StreamingQueryListener):
+class LagListener(StreamingQueryListener, Collector):
     """Add it with `spark.streams.addListener(listener)`; then `serve`, `write_to` or `live`.
 
     Called by Spark's listener thread, read by others: nothing here blocks.
@@ -100,7 +109,9 @@ class LagListener(StreamingQueryListener):
         self._lock = threading.Lock()
         self._queries: dict[str, QueryState] = {}
         self._file: Path | None = None
-        self._server: ThreadingHTTPServer | None = None
+        self._server: HTTPServer | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
     # --- events ------------------------------------------------------------------------------
 
@@ -151,52 +162,31 @@ class LagListener(StreamingQueryListener):
 
     # --- for machines ------------------------------------------------------------------------
 
-    def prometheus(self) -> str:
-        """Returns all metrics in Prometheus' text format, version 0.0.4."""
-        with self._lock:
-            queries = list(self._queries.values())
-        lines = []
-        for name, kind, text, value in _METRICS:
-            lines += [
-                f"# HELP convoymq_spark_{name} {text}",
-                f"# TYPE convoymq_spark_{name} {kind}",
-            ]
-            lines += [
-                f"convoymq_spark_{name}{{{_labels(query=query.name)}}} {value(query)}"
-                for query in queries
-            ]
+    def collect(self) -> Iterator[Metric]:
+        """Yields all metrics (a collector of `prometheus_client`)."""
+        queries = self.queries()
+        for make, name, text, value in _METRICS:
+            family = make(f"convoymq_spark_{name}", text, labels=("query",))
+            for query in queries:
+                family.add_metric((query.name,), value(query))
+            yield family
         for name, text in (("offset", "End of the last batch"), ("lag", "Messages behind it")):
-            lines += [f"# HELP convoymq_spark_{name} {text}", f"# TYPE convoymq_spark_{name} gauge"]
+            labels = ("query", "topic", "partition")
+            positions = GaugeMetricFamily(f"convoymq_spark_{name}", text, labels=labels)
             for query in queries:
                 known = query.positions if name == "offset" else query.lag
                 for (topic, partition), number in sorted(known.items()):
-                    labels = _labels(query=query.name, topic=topic, partition=str(partition))
-                    lines.append(f"convoymq_spark_{name}{{{labels}}} {number}")
-        return "\n".join(lines) + "\n"
+                    positions.add_metric((query.name, topic, str(partition)), number)
+            yield positions
+
+    def prometheus(self) -> str:
+        """Returns all metrics in Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._registry).decode()
 
     def serve(self, port: int = 0, host: str = "127.0.0.1") -> tuple[str, int]:
         """Answers `GET /metrics` in a thread; returns host and port. OSError: port in use."""
-        listener = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                found = self.path.split("?")[0] == "/metrics"
-                body = listener.prometheus().encode() if found else b"see /metrics\n"
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
         self.close()
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(
-            target=self._server.serve_forever, name="convoymq-metrics", daemon=True
-        ).start()
+        self._server, _ = start_http_server(port, host, self._registry)
         address = self._server.server_address
         return str(address[0]), int(address[1])
 
@@ -275,11 +265,7 @@ class LagListener(StreamingQueryListener):
         if self._file is None:
             return
         try:
-            descriptor, made = tempfile.mkstemp(dir=self._file.parent, prefix=".convoymq-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(self.prometheus())
-            Path(made).chmod(0o644)
-            Path(made).replace(self._file)
+            write_to_textfile(str(self._file), self._registry)
         except OSError:
             # Spark's listener thread must go on; the file's age tells that it is not written.
             if must:
@@ -316,11 +302,3 @@ def _number(value: float | None) -> float:
     """Spark says NaN, or nothing, of a batch that took no time."""
     number = float(value or 0.0)
     return number if number == number and number not in (float("inf"), float("-inf")) else 0.0
-
-
-def _labels(**labels: str) -> str:
-    escaped = {
-        name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        for name, value in labels.items()
-    }
-    return ",".join(f'{name}="{value}"' for name, value in escaped.items())

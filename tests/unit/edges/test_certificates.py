@@ -11,7 +11,7 @@ import pytest
 from convoymq.edges.certificates import expiry_of
 
 
-def certificate(directory: Path, days: int) -> str:
+def certificate(directory: Path, days: int) -> bytes:
     """A self-signed one."""
     path = directory / f"{days}.pem"
     made = subprocess.run(
@@ -23,14 +23,14 @@ def certificate(directory: Path, days: int) -> str:
         capture_output=True,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
-    return path.read_text()
+    return path.read_bytes()
 
 
 @pytest.mark.parametrize("days", [1, 20_000])
 def test_the_end_is_read_in_both_forms(tmp_path: Path, days: int) -> None:
     """From 2050 on years have four digits."""
     expected = datetime.now(UTC) + timedelta(days=days)
-    found = expiry_of("key or comment\n" + certificate(tmp_path, days))
+    found = expiry_of(b"key or comment\n" + certificate(tmp_path, days))
     assert abs(found - expected) < timedelta(minutes=10)
 
 
@@ -40,7 +40,7 @@ def test_a_chain_is_as_good_as_its_worst_certificate(tmp_path: Path) -> None:
 
 
 def test_what_is_no_certificate_is_refused(tmp_path: Path) -> None:
-    begin, end = "-----BEGIN CERTIFICATE-----\n", "\n-----END CERTIFICATE-----\n"
-    for text in ("", "nothing", begin + "MAA=" + end, begin + "MIIB" + end, begin + "?" + end):
+    begin, end = b"-----BEGIN CERTIFICATE-----\n", b"\n-----END CERTIFICATE-----\n"
+    for text in (b"", b"nothing", *(begin + body + end for body in (b"MAA=", b"MIIB", b"?"))):
         with pytest.raises(ValueError, match=r"."):
             expiry_of(text)

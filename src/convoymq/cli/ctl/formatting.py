@@ -1,4 +1,5 @@
-"""Output of results: tables, JSON and CSV, with the texts of RabbitMQ's tools for values."""
+"""Output of results: tables, JSON and CSV, byte by byte as RabbitMQ's tools write them, which no
+library does (ADR 0194)."""
 
 from __future__ import annotations
 

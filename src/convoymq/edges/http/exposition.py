@@ -1,4 +1,5 @@
-"""Metrics in the text formats of Prometheus and OpenMetrics."""
+"""Metrics in the text formats of Prometheus and OpenMetrics. By hand, because `prometheus_client`
+writes all in one call (ADR 0194)."""
 
 from __future__ import annotations
 

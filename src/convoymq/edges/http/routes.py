@@ -1,6 +1,7 @@
 """The table of paths: which handler serves which method and path.
 
-Each module of `handlers` has a `Routes` of its own; `handlers.ROUTES` joins them.
+Each module of `handlers` has a `Routes` of its own; `handlers.ROUTES` joins them. By hand, because
+Starlette's router matches decoded paths, in the order of routes (ADR 0194).
 """
 
 from __future__ import annotations

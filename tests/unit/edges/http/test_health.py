@@ -296,7 +296,7 @@ async def test_certificates_that_end_soon_fail_their_check(
     assert await check(api, "certificate-expiration/1/weeks") == HEALTHY, "no TLS, no certificate"
     await announce(cluster, 1, {"amqps": "127.0.0.1:5671", "amqp": "127.0.0.1:5672"})
     path = tmp_path / "node.pem"
-    path.write_text(certificate(tmp_path, 20))
+    path.write_bytes(certificate(tmp_path, 20))
     async with client(cluster, certificate_file=str(path)) as asked:
         assert await check(asked, "certificate-expiration/2/weeks") == HEALTHY
         found = await check(asked, "certificate-expiration/1/months", 503)

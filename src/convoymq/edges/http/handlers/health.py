@@ -231,8 +231,7 @@ async def check_certificates(call: Call) -> Verdict:
     if not listeners or not path:
         return _healthy()
     try:
-        chain = await asyncio.to_thread(Path(path).read_text)
-        expiry = expiry_of(chain)
+        expiry = await asyncio.to_thread(lambda: expiry_of(Path(path).read_bytes()))
     except (OSError, ValueError) as error:
         return _unhealthy(f"certificate {path} cannot be read: {error}", expired=[])
     if expiry > datetime.now(UTC) + timedelta(days=within * days):
