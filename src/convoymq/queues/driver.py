@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.commands import ChangeView, SetMembers
@@ -22,7 +22,7 @@ from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.group_queue import GroupQueue, Host, group_state
+from convoymq.queues.group_queue import GroupQueue, group_state
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.mirrored.policy import CopyAge
@@ -34,6 +34,9 @@ from convoymq.storage.types import Directory
 from convoymq.trace.recorder import TracedMachine
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.interfaces import Transport
+
+if TYPE_CHECKING:
+    from convoymq.shells.groups.host import ReplicaHost
 
 Answer = Callable[[object, "BrokerError | None"], None]
 """Gets what was asked for, or why it does not come; called once."""
@@ -49,7 +52,7 @@ class GroupOptions(TypedDict):
     name: str
     group: int
     node: int
-    host: Host
+    host: ReplicaHost
     transport: Transport
     clock: Clock
     incarnations: Mapping[int, int]

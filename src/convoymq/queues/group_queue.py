@@ -22,13 +22,12 @@ import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CommandBuilder, PendingBudget
-from convoymq.kernels.entries import Entry
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import NotFound, StorageFault, Unavailable
@@ -47,15 +46,13 @@ from convoymq.replication.machine import (
     FLAG_NODE_GONE,
     Effect,
 )
-from convoymq.shells.groups.election_timer import ElectionTimer
-from convoymq.shells.groups.group_time import GroupTime
 from convoymq.storage.types import EntryGone
 from convoymq.transport.interfaces import Transport
 
 if TYPE_CHECKING:
-    from convoymq.logformat.segment import FilePlace, Segment
     from convoymq.queues.session_client import SessionClient
-    from convoymq.shells.capacity import Waiting
+    from convoymq.shells.groups.host import ReplicaHost
+    from convoymq.shells.groups.replica import Replica
 
 STATUS_GAP = 2
 
@@ -66,80 +63,6 @@ wait for the next one, or the repeats would be what the disks cannot keep up wit
 READY_POLL_S = 0.05
 TICK_MS = 250
 """Time between two calls of `tick`."""
-
-
-class Replica(Protocol):
-    """Interface of a group's replica on this node."""
-
-    machine: Any
-    """A `GroupMachine`; queues know which."""
-    time: GroupTime
-    election_timer: ElectionTimer
-
-    @property
-    def is_leader(self) -> bool:
-        """Returns whether it leads."""
-
-    @property
-    def is_behind(self) -> bool:
-        """The leader serves this node's clients meanwhile."""
-
-    @property
-    def faulty(self) -> str:
-        """Returns why its log cannot be read for now, or ""."""
-
-    @property
-    def can_commit(self) -> bool:
-        """Returns whether enough members answer it."""
-
-    @property
-    def last_applied(self) -> int:
-        """Returns the index of the last entry that its machine has seen."""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Returns the nodes that vote in the group."""
-
-    def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
-        """The leader's own command."""
-
-
-class Replicas(Protocol):
-    """The replicas of this node."""
-
-    def replica(self, group: int) -> Replica | None:
-        """Returns the local replica, if any."""
-
-
-class Host(Replicas, Protocol):
-    """Interface of `groups.host.ReplicaHost` that queues need."""
-
-    def builder_of(self, group: int) -> CommandBuilder:
-        """Returns the open batch of the group on this node."""
-
-    def leader_of(self, group: int) -> int | None:
-        """Returns the leader, as far as known."""
-
-    def floor_of(self, kind: str) -> int:
-        """Returns the machine version of a kind that every node of the cluster supports."""
-
-    def is_replica_live(self, group: int, node: int) -> bool:
-        """The leader's view: the node's replica carries out effects itself."""
-
-    def read_entry(self, group: int, index: int) -> Entry:
-        """Returns an entry of the local log."""
-
-    def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
-        """Returns an entry of the local log and some that follow it."""
-
-    def note(self, event: str, **fields: object) -> None:
-        """Something for the log file."""
-
-    def await_room(self, node: int, item: Waiting) -> None:
-        """Has `item.on_room(node)` called when the link to the node takes bulk again."""
-
-    def segment_at(self, group: int, index: int) -> tuple[Segment, FilePlace] | None:
-        """Returns (segment, its file) where an entry lies in one; None elsewhere."""
 
 
 def group_state(leader: int | None, online: int, members: int) -> str:
@@ -188,7 +111,7 @@ class GroupQueue(Queue):
         name: str,
         group: int,
         node: int,
-        host: Host,
+        host: ReplicaHost,
         transport: Transport,
         clock: Clock,
         incarnations: Mapping[int, int],

@@ -19,12 +19,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError
-from convoymq.queues.group_queue import GroupQueue, Replicas
+from convoymq.queues.group_queue import GroupQueue
 from convoymq.replication.machine import FLAG_NODE_GONE
+
+if TYPE_CHECKING:
+    from convoymq.shells.groups.host import ReplicaHost
 
 INTERVAL_MS = 30_000
 ANSWER_MS = 10_000
@@ -129,7 +133,7 @@ class SessionWatch:
         *,
         node: int,
         queues: Mapping[int, GroupQueue],
-        host: Replicas,
+        host: ReplicaHost,
         clock: Clock,
         ask: Ask,
         forgotten: Callable[[], Iterable[int]] = tuple,

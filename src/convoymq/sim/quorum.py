@@ -201,5 +201,5 @@ class QuorumLoad(GroupLoad):
             for group in self.policies
             for name, value in machine_settings(self.settings_of(group)).items()
             for node, replica in self.world.replicas_of(group)
-            if replica.machine.settings.get(name, -1) != value  # type: ignore[attr-defined]
+            if replica.machine.settings.get(name, -1) != value
         ]

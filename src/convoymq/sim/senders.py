@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from convoymq.queues.group_machine import GroupMachine
-from convoymq.queues.group_queue import Replica as QueueReplica
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
@@ -68,7 +67,7 @@ class WatchedQueue(QuorumQueue):
     def _fail(self, text: str) -> None:
         raise InvariantBroken(f"queue {self.group} on node {self.node}: {text}")
 
-    def on_effects(self, effects: Sequence[Effect], replica: QueueReplica) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """Carries effects out, and looks at what was sent."""
         self._sent = {}
         self._passed = set()
@@ -76,7 +75,6 @@ class WatchedQueue(QuorumQueue):
         leads = replica.is_leader
         machine = replica.machine
         assert isinstance(machine, QuorumMachine)
-        assert isinstance(replica, Replica)
         if self._sent and not leads:
             self._fail(f"sends to {sorted(self._sent)}, and does not lead")
         live: dict[int, bool] = {}

@@ -32,8 +32,8 @@ from convoymq.queues.quorum.settings import dead_letter_strategy
 from convoymq.replication.machine import Effect
 
 if TYPE_CHECKING:
-    from convoymq.queues.group_queue import Replica
     from convoymq.queues.quorum.queue import QuorumQueue
+    from convoymq.shells.groups.replica import Replica
 
 LINE_RUNS_MAX = 10_000
 """At most once: more runs that wait for their targets are lost."""

@@ -31,9 +31,9 @@ from convoymq.queues.quorum.moves import Move, MoveSpec, move_of, unpack_spec
 from convoymq.queues.quorum.operations import ADVANCE, Operation, Summary, Target
 
 if TYPE_CHECKING:
-    from convoymq.queues.group_queue import Replica
     from convoymq.queues.quorum.client import QuorumClient
     from convoymq.queues.quorum.queue import QuorumQueue
+    from convoymq.shells.groups.replica import Replica
 
 WINDOW = 512
 """Messages of one operation on their way."""

@@ -43,7 +43,7 @@ from convoymq.model.refusals import (
 from convoymq.queues import handing_over
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_machine import GroupMachine
-from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
+from convoymq.queues.group_queue import GroupQueue, effects_of
 from convoymq.queues.interface import (
     LETTERS_LEAVE,
     PRIORITY_ARGUMENT,
@@ -101,6 +101,7 @@ from convoymq.storage.types import EntryGone
 
 if TYPE_CHECKING:
     from convoymq.queues.driver import GroupOptions
+    from convoymq.shells.groups.replica import Replica
 
 FINAL = 1 << 31
 STATUS_REFUSING = 4

@@ -42,7 +42,7 @@ from convoymq.model.errors import (
     StorageFault,
     Unavailable,
 )
-from convoymq.queues.group_queue import GroupQueue, Replica
+from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ClientEvents, QueueFeatures, Row
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.null_events import NullEvents
@@ -58,6 +58,7 @@ from convoymq.streamlog.reader import ChunkReader, Run, offset_at
 
 if TYPE_CHECKING:
     from convoymq.queues.driver import GroupOptions
+    from convoymq.shells.groups.replica import Replica
 
 Found = TypeVar("Found")
 Answer = Callable[["Found | None", "BrokerError | None"], None]

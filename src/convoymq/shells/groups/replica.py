@@ -13,7 +13,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -85,7 +85,8 @@ class Replica:
         self.host = host
         self.group = group
         self.log = log
-        self.machine = machine
+        self.machine: Any = machine
+        """A `Machine`; its sink knows which."""
         self.sink = sink
         self.builder = builder
         #: Stopped for good.
@@ -654,12 +655,14 @@ class Replica:
     @property
     def kind(self) -> str:
         """Returns the name of the machine's rules."""
-        return self.machine.KIND
+        kind: str = self.machine.KIND
+        return kind
 
     @property
     def version(self) -> int:
         """Version of the machine's rules that is in force."""
-        return self.machine.version
+        version: int = self.machine.version
+        return version
 
     # Members.
 

@@ -158,7 +158,8 @@ class SnapshotTransfers:
         """Returns the first entry whose body the machine, a follower or a client may ask for
         soon."""
         replica = self.replica
-        return min(self._keep_from(), replica.machine.oldest_live())
+        oldest_live: int = replica.machine.oldest_live()
+        return min(self._keep_from(), oldest_live)
 
     def _keep_from(self) -> int:
         """Returns the first entry that is not applied, or that a follower lacks."""
