@@ -26,7 +26,7 @@ from convoymq.rocketmq.acting.key_log import KeyLog
 from convoymq.rocketmq.acting.name_servers import NameServers
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.send import Header, refusal_of
-from convoymq.rocketmq.broker.types import STORED, BrokerParts
+from convoymq.rocketmq.broker.types import STORED
 from convoymq.rocketmq.client.client import pull_fields, send_fields
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
@@ -42,6 +42,7 @@ from convoymq.rocketmq.store.types import (
 )
 
 if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
     from convoymq.rocketmq.remoting.connection import Answered, Handler
 
 log = structlog.get_logger()
@@ -63,7 +64,7 @@ class Intake:
     A send without a key goes to the handler that was there before.
     """
 
-    def __init__(self, parts: BrokerParts, keys: KeyLog) -> None:
+    def __init__(self, parts: Broker, keys: KeyLog) -> None:
         self._parts = parts
         self._keys = keys
         self._under_way: dict[Key, asyncio.Future[Placed]] = {}
@@ -164,7 +165,7 @@ class Bridge:
 
     def __init__(
         self,
-        parts: BrokerParts,
+        parts: Broker,
         settings: ActingSettings,
         name_servers: NameServers,
         neighbours: Callable[[], Sequence[Intake]],

@@ -17,7 +17,6 @@ import structlog
 
 from convoymq.model.errors import PeerError, Unavailable
 from convoymq.rocketmq.acting.locks import Ballot, Queue, Vote
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import LockBody, LockedBody, MessageQueue
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -26,6 +25,7 @@ from convoymq.rocketmq.remoting.connection import Connection
 
 if TYPE_CHECKING:
     from convoymq.rocketmq.broker.clients import Client
+    from convoymq.rocketmq.broker.service import Broker
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class LockRequests:
 
     def __init__(
         self,
-        parts: BrokerParts,
+        parts: Broker,
         replicas: int,
         members: Callable[[], Mapping[int, str]],
         *,

@@ -16,21 +16,23 @@ groups over, and offsets by their version.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import structlog
 
 from convoymq.model.errors import PeerError, Refused, Unavailable
 from convoymq.rocketmq.acting.merging import after, joined
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import GroupTable, OffsetTable
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import DataVersion, TopicTable
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
+    from convoymq.rocketmq.special.service import SpecialServices
 
 log = structlog.get_logger()
 
@@ -54,25 +56,10 @@ class Versions(msgspec.Struct, rename="camel", frozen=True):
     commits: int = -1
 
 
-class Follower(Protocol):
-    """Special services, as far as they follow those of another replica."""
-
-    def follow(self, levels: dict[int, int], check_point: bytes) -> None:
-        """Takes over what is ahead of its own.
-
-        Args:
-            levels: of delayed messages (45).
-            check_point: of timed messages (60), 56 bytes.
-        """
-
-    def pass_over(self, keys: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Passes over records that have left: `topic:queue` -> ranges of offsets."""
-
-
 class Metadata:
     """See the module text."""
 
-    def __init__(self, parts: BrokerParts, follower: Follower | None) -> None:
+    def __init__(self, parts: Broker, follower: SpecialServices | None) -> None:
         self._parts = parts
         self._follower = follower
         self._copied = Versions()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import structlog
 
@@ -18,16 +18,20 @@ from convoymq.rocketmq.acting.bridge import Bridge, Intake
 from convoymq.rocketmq.acting.escape import KeyTable
 from convoymq.rocketmq.acting.key_log import KeyLog
 from convoymq.rocketmq.acting.lock_requests import LockRequests
-from convoymq.rocketmq.acting.metadata import Follower, Metadata
+from convoymq.rocketmq.acting.metadata import Metadata
 from convoymq.rocketmq.acting.roles import Roles, RoleSettings, State
 from convoymq.rocketmq.acting.settings import ActingSettings
-from convoymq.rocketmq.broker.types import BrokerParts, SlaveLink
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.client import split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import MASTER_ID, EscapeKeys
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
+    from convoymq.rocketmq.ha.service import SlaveView
+    from convoymq.rocketmq.special.service import SpecialServices
 
 log = structlog.get_logger()
 
@@ -51,9 +55,9 @@ class Group:
 
     def __init__(
         self,
-        parts: BrokerParts,
+        parts: Broker,
         settings: ActingSettings,
-        follower: Follower | None = None,
+        follower: SpecialServices | None = None,
         neighbours: Callable[[], Sequence[Intake]] = tuple,
     ) -> None:
         self.failures = 0
@@ -207,7 +211,7 @@ class Group:
             else:
                 core.on_link(address, now_ms - link.silent_ms)
 
-    def _link_of(self, number: int | None, address: str) -> SlaveLink | None:
+    def _link_of(self, number: int | None, address: str) -> SlaveView | None:
         """Returns a slave's link: one of RocketMQ's shows its host only."""
         host, _ = split_address(address)
         return next(

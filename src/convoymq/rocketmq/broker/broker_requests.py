@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,7 +17,6 @@ from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.configuration import Configuration
 from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.stats import BROKER_GET_NUMS, BROKER_PUT_NUMS
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import (
     BROADCASTING,
     AssignmentQuery,
@@ -29,6 +29,9 @@ from convoymq.rocketmq.remoting.codes import VERSION, Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import PERM_READ, RouteData
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
 
 log = structlog.get_logger()
 
@@ -45,7 +48,7 @@ class BrokerRequests:
 
     def __init__(
         self,
-        parts: BrokerParts,
+        parts: Broker,
         configuration: Callable[[], Configuration],
         configure: Callable[[Configuration], None],
         modes: ConfigFile,

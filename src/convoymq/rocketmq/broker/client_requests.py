@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from convoymq.rocketmq.broker.clients import Client, Consumers
 from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.pull import check_expression
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import CheckClientBody, ConsumerData, HeartbeatData
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
 from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.store.types import Boundary, Message
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
 
 UNIT_SUBSCRIPTION = 2
 GROUPS_OF_HEARTBEAT_MAX = 4096
@@ -30,7 +34,7 @@ def tell_members(group: Consumers) -> None:
 class ClientRequests:
     """See the module text."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: Broker) -> None:
         self._parts = parts
         handlers: dict[int, Handler] = {
             Request.HEART_BEAT: self._heartbeat,

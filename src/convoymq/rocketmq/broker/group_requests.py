@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,7 +12,6 @@ from convoymq.model.errors import Unavailable
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.clients import Client
 from convoymq.rocketmq.broker.stats import GROUP_GET_NUMS
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import (
     ClientConnection,
     ConsumerConnections,
@@ -29,6 +29,9 @@ from convoymq.rocketmq.remoting.command import Command, Refusal, request
 from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import TopicList
 
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
+
 CALL_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0
 _OFFSET_BYTES = 16
@@ -37,7 +40,7 @@ _OFFSET_BYTES = 16
 class GroupRequests:
     """See the module text."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: Broker) -> None:
         self._parts = parts
         handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._update,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -19,13 +20,15 @@ from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.clients import Consumers, Subscription
 from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.settings import BrokerSettings
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import BROADCASTING, GroupConfig, SubscriptionData
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import MASTER_ID, PERM_READ, TopicConfig
 from convoymq.rocketmq.store.types import GetStatus, Got, Matches, Run
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
 
 log = structlog.get_logger()
 
@@ -77,7 +80,7 @@ class Pull:
 class Puller:
     """See the module text."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: Broker) -> None:
         self._parts = parts
         self._held: dict[tuple[str, int], list[Pull]] = {}
         self._held_count = 0

@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,7 +24,7 @@ from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from convoymq.rocketmq.broker.settings import BrokerSettings
 from convoymq.rocketmq.broker.topics import check_is_writable
-from convoymq.rocketmq.broker.types import STORED, BrokerParts
+from convoymq.rocketmq.broker.types import STORED
 from convoymq.rocketmq.remoting.codes import VERSION_MAX_RECONSUME_TIMES, Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
 from convoymq.rocketmq.remoting.connection import Connection
@@ -38,6 +39,9 @@ from convoymq.rocketmq.store.types import (
     decode_properties,
     encode_properties,
 )
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
 
 log = structlog.get_logger()
 
@@ -148,7 +152,7 @@ class _Sent:
 class Sender:
     """See the module text."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: Broker) -> None:
         self._parts = parts
         self._turn: list[_Sent] = []
         self._loop = asyncio.get_running_loop()

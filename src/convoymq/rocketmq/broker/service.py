@@ -22,7 +22,7 @@ from convoymq.rocketmq.broker.broker_requests import BrokerRequests
 from convoymq.rocketmq.broker.client_requests import ClientRequests, tell_members
 from convoymq.rocketmq.broker.clients import Clients
 from convoymq.rocketmq.broker.config_files import ConfigFile
-from convoymq.rocketmq.broker.configuration import Configuration
+from convoymq.rocketmq.broker.configuration import Configuration, S
 from convoymq.rocketmq.broker.group_requests import GroupRequests
 from convoymq.rocketmq.broker.groups import Groups
 from convoymq.rocketmq.broker.metrics import HELP, faults_of, write_broker
@@ -38,13 +38,10 @@ from convoymq.rocketmq.broker.types import (
     BeforePut,
     Escape,
     LocalEscape,
-    Replication,
     Role,
-    S,
-    SpecialService,
 )
 from convoymq.rocketmq.exposition import Exposition
-from convoymq.rocketmq.ha.service import open_replication
+from convoymq.rocketmq.ha.service import GroupReplication, open_replication
 from convoymq.rocketmq.machine import MACHINE, Machine
 from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Request
@@ -88,7 +85,7 @@ class Both:
 
 
 class Broker:
-    """See the module text; `types.BrokerParts` for its parts. It is made inside a running loop.
+    """See the module text. It is made inside a running loop.
 
     Args:
         machine: the one that it runs on.
@@ -128,9 +125,9 @@ class Broker:
         self._store_settings = store_settings
         self._root = root
         self.before_put: list[BeforePut] = []
-        self.specials: list[SpecialService] = []
+        self.specials: list[SpecialServices] = []
         self.on_closed: list[Callable[[Connection], None]] = []
-        self.replication: Replication
+        self.replication: GroupReplication
         self.escape: Escape = LocalEscape(self)
         self.servers: list[RemotingServer] = []
         self.persist_failures = 0
@@ -145,19 +142,19 @@ class Broker:
         self.accounts_read = 0
 
     def section(self, kind: type[S]) -> S:
-        """See `BrokerParts`."""
+        """Returns a section of the configuration."""
         return self.configuration.section(kind)
 
     def file(self, name: str) -> ConfigFile:
-        """See `BrokerParts`."""
+        """Returns a file of the directory `config`."""
         return ConfigFile(self._directory, f"config/{name}")
 
     def steady_ms(self) -> int:
-        """See `BrokerParts`."""
+        """Returns milliseconds of a clock that never jumps, for time-outs."""
         return self._machine.steady_ms()
 
     def register(self, code: int, handler: Handler) -> Handler | None:
-        """See `BrokerParts`."""
+        """Has requests with a code answered by a handler from now on; returns the one before."""
         before = self._handlers.get(code)
         self._handlers[code] = handler
         return before
@@ -165,7 +162,7 @@ class Broker:
     # --- messages ------------------------------------------------------------------------
 
     def prepared(self, draft: Draft) -> Draft:
-        """See `BrokerParts`."""
+        """Returns a draft as special services change it. Raises Refusal."""
         found = draft.properties
         if DELAY in found or TIMER in found or HALF in found:
             for change in self.before_put:
@@ -173,7 +170,7 @@ class Broker:
         return draft
 
     def put_now(self, drafts: Sequence[Draft]) -> list[Placed]:
-        """See `BrokerParts`."""
+        """Appends prepared messages, which are stored soon."""
         refusal = self.replication.refusal()
         if not self.role.is_master:
             refusal = PutStatus.SERVICE_NOT_AVAILABLE
@@ -185,7 +182,7 @@ class Broker:
         return placed
 
     def when_confirmed(self, offset: int, call: Callable[[PutStatus], None]) -> None:
-        """See `BrokerParts`."""
+        """Calls when the log is stored and copied up to an offset as the settings demand."""
         if self.settings.role == SYNC_MASTER:
             call = Both(call).part
             self.replication.when_copied(offset, self.settings.slave_timeout_ms / 1000, call)
@@ -210,7 +207,7 @@ class Broker:
         self.store.when_flushed(offset, stored)
 
     async def put(self, drafts: Sequence[Draft]) -> list[Placed]:
-        """See `BrokerParts`."""
+        """Prepares and appends messages, and waits until they are confirmed. Raises Refusal."""
         placed = self.put_now([self.prepared(draft) for draft in drafts])
         ends = [p.physical + p.size for p in placed if p.status is PutStatus.PUT_OK]
         if ends:
@@ -223,7 +220,7 @@ class Broker:
         return placed
 
     def wake_pulls(self) -> None:
-        """See `BrokerParts`."""
+        """Answers all pulls that wait."""
         self.puller.wake_all()
 
     # --- begin and end -------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.stats import TOPIC_PUT_NUMS
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import MessageQueue, is_blank, keyed, object_of
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -15,6 +16,9 @@ from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import DataVersion, TopicConfig, TopicList
 from convoymq.rocketmq.store.types import Message
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
 
 QUEUES_MAX = 65_536
 TOPICS_OF_LIST_MAX = 10_000
@@ -28,7 +32,7 @@ class _Topics(msgspec.Struct, rename="camel"):
 class TopicRequests:
     """See the module text."""
 
-    def __init__(self, parts: BrokerParts) -> None:
+    def __init__(self, parts: Broker) -> None:
         self._parts = parts
         handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_TOPIC: self._update,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -31,7 +31,6 @@ from convoymq.replication.group.types import (
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.settings import SYNC_MASTER
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.ha.links import MasterLink, SlaveLink
 from convoymq.rocketmq.ha.log import StoreLog
 from convoymq.rocketmq.ha.requests import (
@@ -50,6 +49,9 @@ from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.types import PutStatus, StoreReport
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
 
 log = structlog.get_logger()
 R = TypeVar("R")
@@ -94,12 +96,12 @@ class Identity:
 
 
 class GroupReplication:
-    """See the module text. Implements the broker's `Replication`.
+    """See the module text: the other replicas of this broker.
 
     Args:
         file: what is persisted beside the log.
         is_intact: the log lost nothing that was acknowledged, as far as recovery can tell.
-        register: has requests answered (`BrokerParts.register`).
+        register: has requests answered (`Broker.register`).
     """
 
     def __init__(
@@ -476,7 +478,7 @@ class GroupReplication:
                 pass
 
 
-def open_replication(parts: BrokerParts, report: StoreReport, machine: Machine) -> GroupReplication:
+def open_replication(parts: Broker, report: StoreReport, machine: Machine) -> GroupReplication:
     """Returns the replication of a broker whose store is open."""
     own, role = parts.settings, parts.role
     store = parts.section(StoreSettings)

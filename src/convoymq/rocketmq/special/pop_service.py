@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from convoymq.rocketmq import filters
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.clients import Subscription
 from convoymq.rocketmq.broker.names import RETRY_PREFIX
-from convoymq.rocketmq.broker.types import STORED, BrokerParts
+from convoymq.rocketmq.broker.types import STORED
 from convoymq.rocketmq.broker.values import GroupConfig, SubscriptionData
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -42,6 +43,9 @@ from convoymq.rocketmq.special.pop_records import (
 from convoymq.rocketmq.special.rewriting import rewritten
 from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.types import Draft, GetStatus, Got, Matches, Message, Run
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
 
 POP_BYTES_MAX = 4 << 20
 POLL_MS_MAX = 60_000
@@ -107,7 +111,7 @@ class _Found:
 class PopService:
     """See the module text."""
 
-    def __init__(self, parts: BrokerParts, settings: SpecialSettings, pops: Pops) -> None:
+    def __init__(self, parts: Broker, settings: SpecialSettings, pops: Pops) -> None:
         self._parts = parts
         self._settings = settings
         self.pops = pops

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+from typing import TYPE_CHECKING
 
 from convoymq.rocketmq.broker.names import RETRY_PREFIX
-from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection
@@ -26,6 +26,9 @@ from convoymq.rocketmq.special.names import (
 )
 from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.types import Draft, decode_properties, encode_properties
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
 
 VERSION = "v1"
 TAG = "_RECALL_TAG_"
@@ -46,7 +49,7 @@ def handle_of(draft: Draft, broker: str) -> str | None:
 class Recalls:
     """Serves the request."""
 
-    def __init__(self, parts: BrokerParts, settings: SpecialSettings) -> None:
+    def __init__(self, parts: Broker, settings: SpecialSettings) -> None:
         self._parts = parts
         self._settings = settings
         parts.register(Request.RECALL_MESSAGE, self._recall)

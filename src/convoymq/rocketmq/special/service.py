@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -26,7 +27,7 @@ from convoymq.rocketmq.broker.names import (
     TIMER_TOPIC,
     TRANSACTION_GROUP,
 )
-from convoymq.rocketmq.broker.types import STORED, BrokerParts
+from convoymq.rocketmq.broker.types import STORED
 from convoymq.rocketmq.broker.values import next_version
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -66,6 +67,9 @@ from convoymq.rocketmq.special.wheel import Checkpoint, TimerWheel
 from convoymq.rocketmq.store.settings import StoreSettings, parse_delays
 from convoymq.rocketmq.store.types import Draft, Placed, PutStatus, Run, decode_properties
 
+if TYPE_CHECKING:
+    from convoymq.rocketmq.broker.service import Broker
+
 log = structlog.get_logger()
 
 TICK_S = 0.1
@@ -93,7 +97,7 @@ class SpecialServices:
     name = "special"
 
     def __init__(
-        self, parts: BrokerParts, settings: SpecialSettings, store_settings: StoreSettings
+        self, parts: Broker, settings: SpecialSettings, store_settings: StoreSettings
     ) -> None:
         self._parts = parts
         self._settings = settings
