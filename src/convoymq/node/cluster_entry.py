@@ -38,6 +38,8 @@ from convoymq.transport.frame_kinds import KIND_FOUND, KIND_JOIN
 from convoymq.transport.handshake import PeerHello
 
 if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
     from convoymq.shells.groups.host import ReplicaHost
     from convoymq.shells.groups.replica import Replica
     from convoymq.storage.store import Storage
@@ -49,25 +51,12 @@ POLL_S = 0.01
 ASK_TIMEOUT_S = 5.0
 
 
-class Log(Protocol):
-    """The node's log file."""
-
-    def info(self, event: str, /, **facts: object) -> None:
-        """Something happened."""
-
-    def warning(self, event: str, /, **facts: object) -> None:
-        """Something that somebody should look at."""
-
-    def error(self, event: str, /, **facts: object) -> None:
-        """Something that somebody must act on."""
-
-
 class LeaderWatch:
     """Names the way out when the metadata group elects no leader although a majority of its members
     is linked: members whose metadata was damaged or lost do not vote before a leader has brought
     them anew, and a majority of these waits for ever."""
 
-    def __init__(self, host: ReplicaHost, links: Links, clock: Clock, log: Log) -> None:
+    def __init__(self, host: ReplicaHost, links: Links, clock: Clock, log: BoundLogger) -> None:
         self._host = host
         self._links = links
         self._clock = clock
@@ -131,7 +120,7 @@ class ClusterEntry:
         control: ControlPlane,
         host: ReplicaHost,
         clock: Clock,
-        log: Log,
+        log: BoundLogger,
         open_group: OpenGroup,
         fail: Callable[[BrokerError], None],
     ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from convoymq.streamlog.read_descriptor import ReadDescriptor
+
 Run: TypeAlias = (
     tuple[bytes, int, int, int, int, int] | tuple[bytes, int, int, int, int, int, int, int]
 )
@@ -20,13 +22,6 @@ class Chunks(Protocol):
     high: int
     """The committed end as known here."""
     runs: Sequence[Run]
-
-
-class Packs(Protocol):
-    """Value that can be packed to be sent."""
-
-    def pack(self) -> bytes:
-        """Returns that form."""
 
 
 class Stream(Protocol):
@@ -49,7 +44,7 @@ class Stream(Protocol):
     ) -> Chunks:
         """Returns the rows from exactly `offset` on; none at the committed end."""
 
-    def read_descriptor(self, offset: int, end: int | None) -> Packs | None:
+    def read_descriptor(self, offset: int, end: int | None) -> ReadDescriptor | None:
         """Returns the place of rows from `offset` on in a file of this node; None when there is
         none."""
 
