@@ -35,6 +35,7 @@ PLAIN_MODULES = (
     "convoymq.shells.groups.snapshots",
     "convoymq.shells.groups.version_raising",
     "convoymq.shells.groups.host",
+    "convoymq.shells.groups.intake",
     "convoymq.shells.watched",
     "convoymq.shells.capacity",
     "convoymq.shells.forwarding",

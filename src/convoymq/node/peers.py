@@ -57,7 +57,7 @@ class Peers:
         self._host = host
         self._entry = entry
         self.frames.own("control", control.on_frame)
-        self.frames.own("shells.groups", host.on_frame, host.on_frame_failed)
+        self.frames.own("shells.groups", host.on_frame, host.intake.on_frame_failed)
 
     def _frame_failed(self, node: int, data: bytes, error: Exception) -> None:
         if isinstance(error, BrokerError | ValueError):

@@ -9,15 +9,13 @@ cdef class ReplicaHost:
     cdef public int node
     cdef public int64_t incarnation, now, lease_until_ms
     cdef public object storage, transport, clock, config, on_dirty, core_class, _kick, counters
-    cdef public dict groups, stopped, versions, watched, incarnations, supports, _early, _removed
+    cdef public dict groups, stopped, versions, watched, incarnations, supports, removed
     cdef public set reachable, gone, active, full
     cdef public object on_note, on_membership_changed, on_stopped, on_version, after_seal
-    cdef public object capacity, forwarding, deferred, await_room
+    cdef public object capacity, forwarding, deferred, await_room, intake, on_frame
     cdef public list _dirty, _apply, _notices
     cdef public bint _woken, _damaged, _queued
     cdef public int64_t _numbers, removals
-    @cython.locals(replica=Replica)
-    cpdef _take(self, int node, bytes data)
     cpdef wake(self)
     cpdef mark_dirty(self, object item)
     cpdef mark_apply(self, Replica replica)

@@ -15,26 +15,22 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
-import msgspec
-
-from convoymq.kernels import link_frames
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
-from convoymq.kernels.link_frames import frame, frame_header
 from convoymq.model.clock import Clock
 from convoymq.model.config import RaftConfig
-from convoymq.model.errors import Misuse, PeerError
+from convoymq.model.errors import Misuse
 from convoymq.model.rounds import run_each
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import Machine
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Learner, Membership
-from convoymq.replication.raft.types import Received
 from convoymq.replication.versions import Supports
 from convoymq.shells.capacity import CapacityQueues, Waiting
 from convoymq.shells.effect_sink import EffectSink
 from convoymq.shells.forwarding import Forwarding
 from convoymq.shells.groups.deferred import Deferred
+from convoymq.shells.groups.intake import FrameIntake
 from convoymq.shells.groups.replica import Replica
 from convoymq.shells.groups.serving import LEADER_IS
 from convoymq.shells.groups.status import GroupStatus, HostCounters
@@ -46,9 +42,7 @@ if TYPE_CHECKING:
     from convoymq.logformat.segment import FilePlace, Segment
     from convoymq.storage.store import Storage
 
-#: Frames kept for a group that is not created here yet: members learn of it at different times.
-EARLY_FRAMES_MAX = 64
-EARLY_GROUPS_MAX = 4096
+REMOVED_MAX = 4096
 ROUNDS_MAX = 8
 ASK_LEADER_MS = 200
 Item = TypeVar("Item")
@@ -108,9 +102,10 @@ class ReplicaHost:
         self.capacity = CapacityQueues(clock, self.full, self._fail, self.config.quorum_timeout_ms)
         self.await_room = self.capacity.wait
         self.forwarding = Forwarding(transport, self.capacity)
-        self._early: dict[int, list[tuple[int, bytes]]] = {}
+        self.intake = FrameIntake(self)
+        self.on_frame = self.intake.on_frame
         #: Groups that were here and are no more, the last ones: their late frames are dropped.
-        self._removed: dict[int, None] = {}
+        self.removed: dict[int, None] = {}
         #: How many replicas were removed so far.
         self.removals = 0
         self._dirty: list[Replica | Watched] = []
@@ -153,11 +148,11 @@ class ReplicaHost:
         """
         if group in self.groups or group in self.stopped:
             raise Misuse(f"group {group} exists already")
-        if group in self._removed:
+        if group in self.removed:
             # What the replica of this incarnation had promised is gone with its data: it may
             # neither lead term 1 again nor vote as if it never had.
             wiped = True
-            del self._removed[group]
+            del self.removed[group]
         watched = self.watched.pop(group, None)
         builder = watched.builder if watched is not None else CommandBuilder()
         log = self.storage.open_group(group)
@@ -172,8 +167,7 @@ class ReplicaHost:
         if founder[0] and not new:
             replica.found(founder[0], fresh and founder == (self.node, self.incarnation))
         replica.start(campaign=campaign, new=new)
-        for node, data in self._early.pop(group, ()):
-            self.on_frame(node, data)
+        self.intake.take_early(group)
         return replica
 
     def watch_group(self, group: int, members: Sequence[int], sink: EffectSink[Replica]) -> None:
@@ -217,15 +211,15 @@ class ReplicaHost:
     def remove_group(self, group: int) -> None:
         """Ends the membership and deletes the group's data for ever."""
         replica = self.groups.pop(group, None) or self.stopped.pop(group, None)
-        self._early.pop(group, None)
+        self.intake.forget(group)
         self.watched.pop(group, None)
         self.active.discard(group)
         if replica is not None:
             replica.stop()
             self.removals += 1
-            self._removed[group] = None
-            if len(self._removed) > EARLY_GROUPS_MAX:
-                del self._removed[next(iter(self._removed))]
+            self.removed[group] = None
+            if len(self.removed) > REMOVED_MAX:
+                del self.removed[next(iter(self.removed))]
         self.storage.remove_group(group)
         self.wake()
 
@@ -233,7 +227,7 @@ class ReplicaHost:
         """A replica has stopped for good: its data stay, its clients are served by the others."""
         group = replica.group
         self.groups.pop(group, None)
-        self._early.pop(group, None)
+        self.intake.forget(group)
         self.active.discard(group)
         self.stopped[group] = replica
         self.counters.replicas_stopped += 1
@@ -300,140 +294,7 @@ class ReplicaHost:
         """Returns the place of an entry in a file that does not change (`GroupLog.segment_at`)."""
         return self._readable(group).log.segment_at(index)
 
-    # Input.
-
-    def on_frame(self, node: int, data: bytes) -> None:
-        """Takes a link frame from another node. Malformed frames are noted and dropped."""
-        try:
-            self._take(node, data)
-        except PeerError as error:
-            self.note("raft.frame_malformed", node=node, error=error.text)
-
-    def _take(self, node: int, data: bytes) -> None:
-        _, kind, flags, group, a, b, c, d = frame_header(data)
-        replica = self.groups.get(group)
-        if replica is not None:
-            if kind == link_frames.FRAME_APPEND:
-                replica.on_append(node, data, a, b, c, d)
-            elif kind == link_frames.FRAME_APPEND_REPLY:
-                replica.on_append_reply(node, flags, a, b, c)
-            elif kind == link_frames.FRAME_FORWARD:
-                self._on_forward(replica, node, data, a)
-            elif kind == link_frames.FRAME_COMMIT:
-                replica.on_commit(node, a, d)
-            elif kind == link_frames.FRAME_RAFT:
-                self._on_raft(replica, node, data)
-            else:
-                replica.sink.on_link_frame(
-                    node, kind, group, a, b, c, d, data[link_frames.HEADER_SIZE :]
-                )
-            return
-        if kind == link_frames.FRAME_FORWARD:
-            # Without a word the sender would take this node for the leader for ever.
-            self.send_raft(node, group, (LEADER_IS, a, 0))
-            return
-        watched = self.watched.get(group)
-        if watched is not None:
-            if kind in (link_frames.FRAME_APPLIED, link_frames.FRAME_DELIVER):
-                watched.sink.on_link_frame(
-                    node, kind, group, a, b, c, d, data[link_frames.HEADER_SIZE :]
-                )
-            elif kind == link_frames.FRAME_RAFT:
-                self._on_watched(watched, node, data)
-            elif kind == link_frames.FRAME_APPEND:
-                self._keep_early(group, node, data)
-            return
-        if group not in self._removed and kind in (
-            link_frames.FRAME_APPEND,
-            link_frames.FRAME_RAFT,
-        ):
-            self._keep_early(group, node, data)
-
-    def on_frame_failed(self, data: bytes, error: Exception) -> None:
-        """An error of our own in taking a frame: stops the replica that it was for."""
-        group = frame_header(data)[3]
-        item = self.groups.get(group) or self.watched.get(group)
-        if item is None:
-            raise error
-        self.stop_failed(item, error)
-
-    def _keep_early(self, group: int, node: int, data: bytes) -> None:
-        if group in self.stopped:
-            return
-        kept = self._early.get(group)
-        if kept is None:
-            if len(self._early) >= EARLY_GROUPS_MAX:
-                return
-            kept = self._early[group] = []
-        if len(kept) < EARLY_FRAMES_MAX:
-            kept.append((node, data))
-
-    def _on_forward(self, replica: Replica, node: int, data: bytes, term: int) -> None:
-        """Takes commands that were sent to the leader of a term. A leader of another one drops
-        them: its sender resends all that is pending once it knows this leader, and a copy may have
-        been on its way for long."""
-        if replica.is_leader:
-            if term != replica.term:
-                self.counters.forwards_stale += 1
-                self.note(
-                    "raft.forward_stale",
-                    group=replica.group, node=node, term=replica.term, sent_in=term,
-                )  # fmt: skip
-                # A watcher learns the leader from this, a replica from the leader's own frames.
-                self._tell_leader(replica, node)
-                replica.sender.probe_member(node)
-                return
-            try:
-                replica.builder.adopt(
-                    data, link_frames.HEADER_SIZE, len(data), replica.versions.allowed
-                )
-                replica.has_forwarded = True
-            except ValueError as error:
-                self.note(
-                    "raft.forward_malformed", group=replica.group, node=node, error=str(error)
-                )
-            return
-        self._tell_leader(replica, node)
-        replica.election_timer.campaign()
-
-    def _tell_leader(self, replica: Replica, node: int) -> None:
-        leader = replica.established_leader
-        self.send_raft(node, replica.group, (LEADER_IS, replica.term, leader))
-
-    def _decode(self, node: int, group: int, data: bytes) -> Received | None:
-        try:
-            message = msgspec.msgpack.decode(memoryview(data)[link_frames.HEADER_SIZE :])
-        except msgspec.DecodeError as error:
-            message = str(error)
-        if (
-            isinstance(message, list)
-            and len(message) >= 2
-            and isinstance(message[0], int)
-            and isinstance(message[1], int)
-        ):
-            return message
-        self.note("raft.message_malformed", group=group, node=node, error=repr(message)[:200])
-        return None
-
-    def _on_raft(self, replica: Replica, node: int, data: bytes) -> None:
-        message = self._decode(node, replica.group, data)
-        if message is None:
-            return
-        if message[0] == LEADER_IS and message[1] == 0:
-            self._tell_leader(replica, node)
-            if len(message) > 2 and message[2]:
-                replica.election_timer.campaign()
-            return
-        replica.on_message(node, message)
-
-    def _on_watched(self, watched: Watched, node: int, data: bytes) -> None:
-        message = self._decode(node, watched.group, data)
-        if message is None:
-            return
-        if message[0] != LEADER_IS or len(message) != 3:
-            self._keep_early(watched.group, node, data)
-            return
-        watched.on_leader_is(node, message[1], message[2])
+    # Links.
 
     def on_link_up(self, node: int, incarnation: int, supports: Supports | None = None) -> None:
         """The link to a node is up, the node answers.
@@ -721,12 +582,7 @@ class ReplicaHost:
 
     def ask_leader(self, node: int, group: int, *, wanted: bool) -> None:
         """Asks a member which node leads a group; `wanted`: commands wait for it."""
-        self.send_raft(node, group, (LEADER_IS, 0, int(wanted)))
-
-    def send_raft(self, node: int, group: int, message: tuple[int, ...]) -> None:
-        """Sends a RAFT frame for a group without a replica that could."""
-        body = msgspec.msgpack.encode(message)
-        self.transport.send(node, frame(link_frames.FRAME_RAFT, 0, group, 0, 0, 0, 0, body))
+        self.intake.send_raft(node, group, (LEADER_IS, 0, int(wanted)))
 
     def on_queued(self) -> None:
         """Something waits in the log, be it an entry, a vote or a mark: the round's end sends it to

@@ -193,7 +193,7 @@ def test_a_replica_that_fails_in_a_frame_stops_alone(pair: Pair) -> None:
     data = frame(FRAME_APPLIED, 0, GROUP, 0, 0, 0, 0)
     with pytest.raises(KeyError) as raised:
         host.on_frame(2, data)
-    host.on_frame_failed(data, raised.value)
+    host.intake.on_frame_failed(data, raised.value)
     pair.assert_only_the_first_stopped()
 
 

@@ -971,7 +971,7 @@ def test_late_frames_of_a_group_that_was_removed_are_not_kept(net: Net) -> None:
     host.remove_group(GROUP)
     net.put(leader, 1)
     net.run(500)
-    assert not host._early
+    assert not host.intake._early
     # As a member again it takes part as before.
     host.create_group(GROUP, (1, 2, 3), ListMachine(), net.sinks[lost], wiped=True)
     net.run(3000)
