@@ -239,13 +239,13 @@ class Cluster:
         while core.effects:
             effects, core.effects = core.effects, []
             for effect in effects:
-                if effect[0] == types.SEND:
-                    self.send(node, effect[1], ("message", effect[2]))
-                elif effect[0] == types.ARM:
+                if isinstance(effect, types.Send):
+                    self.send(node, effect.node, ("message", effect.message))
+                elif isinstance(effect, types.Arm):
                     self.timers.add(node)
-                elif effect[0] == types.DISARM:
+                elif isinstance(effect, types.Disarm):
                     self.timers.discard(node)
-                elif effect[0] == types.LEAD and core.role == types.LEADER:
+                elif isinstance(effect, types.Lead) and core.role == types.LEADER:
                     assert self.leaders.setdefault(core.term, node) == node, "two leaders"
                     log = self.logs[node]
                     kind, data = 0, b""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.quorum import has_majority
-from convoymq.replication.raft.types import LEADER, REPLICATE, SEND, TIMEOUT_NOW
+from convoymq.replication.raft.types import LEADER, REPLICATE, TIMEOUT_NOW, Send
 
 if TYPE_CHECKING:
     from convoymq.replication.raft.core import RaftCore
@@ -37,7 +37,7 @@ class MembershipChanges:
             heirs = [peer for peer in core.peers if peer.voter and peer.connected]
             if heirs:
                 heir = max(heirs, key=lambda peer: (peer.match, -peer.node))
-                core.effects.append((SEND, heir.node, (TIMEOUT_NOW, core.term)))
+                core.effects.append(Send(heir.node, (TIMEOUT_NOW, core.term)))
             core.become_follower(core.term, 0)
             return
         for node, replica_number in list(self.rejoining.items()):

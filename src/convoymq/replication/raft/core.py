@@ -43,7 +43,6 @@ from convoymq.replication.raft.quorum import has_majority, majority, quorum_inde
 from convoymq.replication.raft.types import (
     CANDIDATE,
     FOLLOWER,
-    LEAD,
     LEADER,
     LOG_END,
     LOG_END_REQUEST,
@@ -55,17 +54,18 @@ from convoymq.replication.raft.types import (
     REJOIN,
     REJOIN_ACCEPTED,
     REPLICATE,
-    ROLE,
-    SEND,
     STEPPED_DOWN,
     TIMEOUT_NOW,
     VOTE,
     VOTE_REPLY,
     WITHHELD,
     Effect,
+    Lead,
     Log,
     LogEntry,
     Received,
+    RoleChanged,
+    Send,
 )
 
 ENTRY_MEMBERSHIP = 2
@@ -330,7 +330,7 @@ class RaftCore:
         if term != self.term or voted_for != self.voted_for:
             return
         if self.elections.vote_waiting and voted_for == self.elections.vote_waiting:
-            self.effects.append((SEND, self.elections.vote_waiting, (VOTE_REPLY, term, True)))
+            self.effects.append(Send(self.elections.vote_waiting, (VOTE_REPLY, term, True)))
             self.elections.vote_waiting = 0
         elif voted_for == self.node and self.role == CANDIDATE:
             # Not sooner: the others' votes for a start that forgets this term could be counted by
@@ -370,7 +370,7 @@ class RaftCore:
             if not leader:
                 # Its links stay up: without a word the others would wait for it for ever.
                 for node in sorted(self.progress):
-                    self.effects.append((SEND, node, (STEPPED_DOWN, self.term)))
+                    self.effects.append(Send(node, (STEPPED_DOWN, self.term)))
             self.peers.clear()
             self.progress.clear()
             self.transfer_target = 0
@@ -383,14 +383,14 @@ class RaftCore:
         elif changed or not self.elections.armed:
             self.elections.arm(self.elections.delay_ms())
         if changed:
-            self.effects.append((ROLE,))
+            self.effects.append(RoleChanged())
 
     def forget_leader(self) -> None:
         """Follows nobody; the term stays."""
         if self.leader or self.role != FOLLOWER:
             self.role = FOLLOWER
             self.leader = 0
-            self.effects.append((ROLE,))
+            self.effects.append(RoleChanged())
 
     def _on_stepped_down(self, node: int, term: int) -> None:
         if term >= self.term and node == self.leader:
@@ -411,8 +411,8 @@ class RaftCore:
         self.changes.rejoining.clear()
         self.progress = {}
         self.set_peers()
-        self.effects.append((LEAD,))
-        self.effects.append((ROLE,))
+        self.effects.append(Lead())
+        self.effects.append(RoleChanged())
 
     def on_message(self, node: int, message: Received) -> None:
         """A general message of another node. Raises PeerError when it is malformed."""
@@ -441,7 +441,7 @@ class RaftCore:
             elif kind == LOG_END_REQUEST:
                 if self.role == LEADER and term == self.term:
                     answer = (LOG_END, term, self.log.last_index)
-                    self.effects.append((SEND, node, answer))
+                    self.effects.append(Send(node, answer))
             elif kind == LOG_END:
                 if term == self.term and node == self.leader and self.lost_data.catch_up_to < 0:
                     self.lost_data.catch_up_to = int(rest[0])
@@ -478,13 +478,13 @@ class RaftCore:
             )
             self.become_follower(term, node)
             if self.quarantined and entries:
-                self.effects.append((SEND, node, (LOG_END_REQUEST, term)))
+                self.effects.append(Send(node, (LOG_END_REQUEST, term)))
         elif not self.elections.in_contact or self.elections.armed:
             self.elections.in_contact = True
             self.elections.disarm()
         if self.quarantined and self.lost_data.catch_up_to < 0 and not entries:
             # A probe begins what a leader sends, and comes again when something was lost.
-            self.effects.append((SEND, node, (LOG_END_REQUEST, term)))
+            self.effects.append(Send(node, (LOG_END_REQUEST, term)))
         last = log.last_index
         if previous > last:
             self.reject_hint = last
@@ -742,7 +742,7 @@ class RaftCore:
     def _finish_transfer(self) -> None:
         peer = self.progress[self.transfer_target]
         if peer.match == self.log.last_index:
-            self.effects.append((SEND, peer.node, (TIMEOUT_NOW, self.term)))
+            self.effects.append(Send(peer.node, (TIMEOUT_NOW, self.term)))
 
     # Snapshots.
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 from convoymq.replication.raft.quorum import has_majority
 from convoymq.replication.raft.types import (
-    ARM,
     CANDIDATE,
-    DISARM,
     FOLLOWER,
     LEADER,
     PRE_CANDIDATE,
     PRE_VOTE,
     PRE_VOTE_REPLY,
-    ROLE,
-    SEND,
     VOTE_REPLY,
+    Arm,
+    Disarm,
     Message,
+    RoleChanged,
+    Send,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Elections:
         core = self.core
         assert delay_ms >= 0, f"group {core.group}: a timer of {delay_ms} ms"
         self.armed = True
-        core.effects.append((ARM, delay_ms))
+        core.effects.append(Arm(delay_ms))
 
     def delay_ms(self) -> int:
         """Returns a random wait between half and double of the base; longer with each attempt."""
@@ -97,10 +97,10 @@ class Elections:
         core = self.core
         if self.armed:
             self.armed = False
-            core.effects.append((DISARM,))
+            core.effects.append(Disarm())
 
     def on_timer(self) -> None:
-        """The timer that ARM asked for has run out."""
+        """The timer that `Arm` asked for has run out."""
         core = self.core
         self.armed = False
         if core.role == LEADER:
@@ -131,7 +131,7 @@ class Elections:
         core.role = PRE_CANDIDATE
         core.leader = 0
         self.votes = {core.node}
-        core.effects.append((ROLE,))
+        core.effects.append(RoleChanged())
         if self.is_elected():
             self.start()
             return
@@ -148,7 +148,7 @@ class Elections:
         core.leader = 0
         self.votes = set()
         core.set_vote(core.term + 1, core.node)
-        core.effects.append((ROLE,))
+        core.effects.append(RoleChanged())
         self.arm(self.delay_ms())
 
     def ask_voters(self, message: Message) -> None:
@@ -156,7 +156,7 @@ class Elections:
         core = self.core
         for node in sorted(core.members.voters):
             if node != core.node:
-                core.effects.append((SEND, node, message))
+                core.effects.append(Send(node, message))
 
     def count_votes(self) -> None:
         """Leads once this node's own vote is durable and a majority has voted for it."""
@@ -186,7 +186,7 @@ class Elections:
                 core.reconnect(peer)
         leader = core.leader if alive else 0
         reply = (PRE_VOTE_REPLY, core.term, granted, term, leader)
-        core.effects.append((SEND, node, reply))
+        core.effects.append(Send(node, reply))
         if alive and core.role != LEADER and term > core.term + 1:
             # A later term has begun, perhaps without this leader: it is asked whether it leads.
             self.in_contact = False
@@ -221,7 +221,7 @@ class Elections:
             and core.log_is_up_to_date(last_index, last_term)
         )
         if not granted:
-            core.effects.append((SEND, node, (VOTE_REPLY, core.term, False)))
+            core.effects.append(Send(node, (VOTE_REPLY, core.term, False)))
             return
         if core.role != FOLLOWER:
             core.become_follower(term, 0)
@@ -229,7 +229,7 @@ class Elections:
             core.set_vote(term, node)
         self.arm(self.delay_ms())
         if core.durable_term == term and core.durable_vote == node:
-            core.effects.append((SEND, node, (VOTE_REPLY, term, True)))
+            core.effects.append(Send(node, (VOTE_REPLY, term, True)))
         else:
             self.vote_waiting = node
 

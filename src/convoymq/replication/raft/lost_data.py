@@ -18,9 +18,9 @@ from convoymq.replication.raft.types import (
     QUARANTINED,
     REJOIN,
     REJOIN_ACCEPTED,
-    ROLE,
-    SEND,
     WITHHELD,
+    RoleChanged,
+    Send,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class LostData:
         mark = LOST_STATE if core.lost_state else QUARANTINED
         if (term, mark) != (core.term, core.voted_for):
             core.set_vote(term, mark)
-        core.effects.append((ROLE,))
+        core.effects.append(RoleChanged())
 
     def on_log_lost(self) -> None:
         """The log was wiped (it is empty now): begins to catch up, or to be taken in anew."""
@@ -90,7 +90,7 @@ class LostData:
         # Everybody: who belongs to the group now, this replica cannot know any more.
         for node in sorted(core.connected):
             if node != core.node:
-                core.effects.append((SEND, node, (REJOIN, core.term, core.replica_number)))
+                core.effects.append(Send(node, (REJOIN, core.term, core.replica_number)))
         core.elections.arm(core.elections.delay_ms())
         core.elections.attempts += 1
 
@@ -114,7 +114,7 @@ class LostData:
         core = self.core
         assert core.latest()[0] <= core.commit_index, "its place is not committed yet"
         core.changes.rejoining.pop(node, None)
-        core.effects.append((SEND, node, (REJOIN_ACCEPTED, core.term, replica_number)))
+        core.effects.append(Send(node, (REJOIN_ACCEPTED, core.term, replica_number)))
         core.progress[node].match = 0
         core.progress[node].probe(1)
 
@@ -134,4 +134,4 @@ class LostData:
         core.become_follower(core.term, 0)
         # Never granted, but the leader answers it with an append.
         message = (PRE_VOTE, core.term, core.log.last_index, core.log.last_term)
-        core.effects.append((SEND, node, message))
+        core.effects.append(Send(node, message))

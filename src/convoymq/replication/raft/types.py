@@ -1,12 +1,12 @@
 """Words of the Raft core: roles, message kinds, effects, and what it needs of a log.
 
-An effect is a tuple whose first item is one of the constants below; the shell carries them out in
-order. Tuples, not dataclasses: the same list serves thousands of groups on every round.
+The shell carries effects out in their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 FOLLOWER = 0
@@ -45,22 +45,43 @@ LOST_STATE = 0xFFFF
 WITHHELD = 0x10000
 """Caught up after QUARANTINED: votes again from the next term on."""
 
-SEND = 1
-"""(effect, node, message tuple)"""
-ARM = 2
-"""(effect, delay ms): (re)start the group's one election timer"""
-DISARM = 3
-"""(effect,): stop it"""
-ROLE = 4
-"""(effect,): role, term or leader changed"""
-LEAD = 5
-"""(effect,): became leader; append the entry that opens the term"""
-
 Message = tuple[int | bool, ...]
 """(kind, term, …)"""
 Received: TypeAlias = Sequence[Any]
 """A general message of another node, decoded: what its kind has in it is not checked yet."""
-Effect = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Sends a general message."""
+
+    node: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Starts the group's one election timer anew."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disarm:
+    """Stops it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """Role, term or leader changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Became leader: appends the entry that opens the term."""
+
+
+Effect: TypeAlias = Send | Arm | Disarm | RoleChanged | Lead
 
 PROBE = 0
 """State in which the agreement of the follower's log is being found out: one append at a time."""

@@ -537,16 +537,15 @@ class Replica:
             effects = core.effects
             core.effects = []
             for effect in effects:
-                kind = effect[0]
-                if kind == types.SEND:
-                    self.send_raft(effect[1], effect[2])
-                elif kind == types.ARM:
-                    self.election_timer.arm(effect[1])
-                elif kind == types.DISARM:
+                if isinstance(effect, types.Send):
+                    self.send_raft(effect.node, effect.message)
+                elif isinstance(effect, types.Arm):
+                    self.election_timer.arm(effect.delay_ms)
+                elif isinstance(effect, types.Disarm):
                     self.election_timer.disarm()
-                elif kind == types.LEAD:
+                elif isinstance(effect, types.Lead):
                     self._became_leader()
-                elif kind == types.ROLE:
+                else:
                     self._role_changed()
 
     def send_raft(self, node: int, message: Sequence[object]) -> None:
