@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 TOOLS = frozenset(("ctl", "queues", "diagnostics", "upgrade", "topics"))
 """RabbitMQ's tools, and `topics`, which is used as they are."""
 OTHERS = (["queues", "list"], ["queues", "info"])
 """Commands under the name of a tool that it does not have."""
+
+
+ROLES = {
+    "node": ("convoymq.cli.serve", "main"),
+    "namesrv": ("convoymq.cli.roles", "namesrv"),
+    "broker": ("convoymq.cli.roles", "broker"),
+    "broker-container": ("convoymq.cli.roles", "broker_container"),
+    "bridge": ("convoymq.cli.roles", "bridge"),
+}
+"""Servers: module and function that runs one from its command line and returns the exit code."""
 
 
 def main() -> None:
@@ -26,27 +38,16 @@ def refusal_of(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
+def role_of(name: str) -> Callable[[Sequence[str]], int]:
+    """Returns the function that runs a server."""
+    module, function = ROLES[name]
+    made: Callable[[Sequence[str]], int] = getattr(import_module(module), function)
+    return made
+
+
 def _main(arguments: list[str]) -> None:
-    if arguments[:1] == ["node"]:
-        from convoymq.cli.serve import main as serve
-
-        sys.exit(serve(arguments[1:]))
-    if arguments[:1] == ["namesrv"]:
-        from convoymq.cli.roles import namesrv
-
-        sys.exit(namesrv(arguments[1:]))
-    if arguments[:1] == ["broker"]:
-        from convoymq.cli.roles import broker
-
-        sys.exit(broker(arguments[1:]))
-    if arguments[:1] == ["broker-container"]:
-        from convoymq.cli.roles import broker_container
-
-        sys.exit(broker_container(arguments[1:]))
-    if arguments[:1] == ["bridge"]:
-        from convoymq.cli.roles import bridge
-
-        sys.exit(bridge(arguments[1:]))
+    if arguments[:1] and arguments[0] in ROLES:
+        sys.exit(role_of(arguments[0])(arguments[1:]))
     if arguments[:1] == ["perf"]:
         import typer
 

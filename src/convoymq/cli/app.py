@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
+from convoymq.cli import role_of
 from convoymq.cli.api import base_of, delete, get_json
 from convoymq.cli.cluster import (
     DATA_DEFAULT,
@@ -313,44 +314,26 @@ def _status_table(rows: list[NodeRow], title: str) -> Table:
     return table(columns, cells, title, builds)
 
 
-@app.command()
-def node() -> None:
-    """Run one node: `convoy node --config FILE [--set KEY=VALUE]`."""
-    from convoymq.cli.serve import main
-
-    raise typer.Exit(main(["--help"]))
-
-
-@app.command()
-def namesrv() -> None:
-    """Run a RocketMQ name server: `convoy namesrv [-c FILE] [--set KEY=VALUE]`."""
-    from convoymq.cli.roles import namesrv as run
-
-    raise typer.Exit(run(["--help"]))
+_ROLES = {
+    "node": "Run one node: `convoy node --config FILE [--set KEY=VALUE]`.",
+    "namesrv": "Run a RocketMQ name server: `convoy namesrv [-c FILE] [--set KEY=VALUE]`.",
+    "broker": "Run a RocketMQ broker: `convoy broker [-c FILE] [--set KEY=VALUE]`.",
+    "broker-container": "Run several RocketMQ brokers in one process: "
+    "`convoy broker-container [-c FILE]`.",
+    "bridge": "Move messages between ConvoyMQ and a RocketMQ topic: `convoy bridge -c FILE`.",
+}
+"""Commands that `cli.main` runs without this module when they come first."""
 
 
-@app.command()
-def broker() -> None:
-    """Run a RocketMQ broker: `convoy broker [-c FILE] [--set KEY=VALUE]`."""
-    from convoymq.cli.roles import broker as run
+def _help_of(name: str) -> Callable[[], None]:
+    def run() -> None:
+        raise typer.Exit(role_of(name)(["--help"]))
 
-    raise typer.Exit(run(["--help"]))
-
-
-@app.command("broker-container")
-def broker_container() -> None:
-    """Run several RocketMQ brokers in one process: `convoy broker-container [-c FILE]`."""
-    from convoymq.cli.roles import broker_container as run
-
-    raise typer.Exit(run(["--help"]))
+    return run
 
 
-@app.command()
-def bridge() -> None:
-    """Move messages between ConvoyMQ and a RocketMQ topic: `convoy bridge -c FILE`."""
-    from convoymq.cli.roles import bridge as run
-
-    raise typer.Exit(run(["--help"]))
+for _name, _help in _ROLES.items():
+    app.command(_name, help=_help)(_help_of(_name))
 
 
 @app.command()
