@@ -48,12 +48,11 @@ def assert_closed_with(peer: RawPeer, *codes: int) -> None:
     [
         b"AMQP\x00\x00\x09\x02",
         b"AMQP\x09\x09\x09\x09",
-        b"AMQP\x00\x01\x00\x00",
-        b"AMQP\x03\x01\x00\x00",
+        b"AMQP\x03\x01\x00\x01",
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
-    ids=["version", "nonsense", "amqp-1.0", "amqp-1.0-sasl", "http", "tls"],
+    ids=["version", "nonsense", "amqp-1.0.1", "http", "tls"],
 )
 def test_wrong_protocol_header_is_answered_with_ours(peer: RawPeer, header: bytes) -> None:
     peer.send_bytes(header)

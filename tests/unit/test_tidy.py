@@ -41,7 +41,6 @@ UNUSED_METHODS = {
     "src/convoymq/kernels/channel_codec.py:ChannelCodec.next_confirm": "tests of C",
     "src/convoymq/kernels/connection_buffer.py:ConnectionBuffer.input_bytes": "tests of C",
     "src/convoymq/kernels/ordered_runs.py:OrderedTarget.slot_of": "tests of C",
-    "src/convoymq/queues/interface.py:ClientEvents.on_activity": "queues are about to",
     "src/convoymq/sim/loop.py:SimLoop.call_at": "asyncio calls it",
     "src/convoymq/sim/loop.py:SimLoop.get_debug": "asyncio calls it",
 }

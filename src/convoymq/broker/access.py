@@ -22,6 +22,7 @@ from convoymq.model.refusals import (
 from convoymq.routing.types import ExchangeType
 
 AMQP = "amqp091"
+AMQP_10 = "amqp10"
 HTTP = "http"
 COLUMNAR = "columnar"
 """Names of the protocols in `Access.logins`, and in `Counters.of`."""

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from convoymq.broker.route_versions import RouteVersions
     from convoymq.topics.shell.handle import TopicHandle
 
+ENCODINGS_SINCE = 6
+"""Version of the metadata machine whose nodes all read records in other encodings than that of
+AMQP 0-9-1."""
 REMEMBERED_MAX = 4096
 """Answers of `varies_by_message` that are remembered."""
 
@@ -86,6 +89,18 @@ class Publishing:
         if exchange and self._access.has_topic_permissions(user, vhost):
             for key in routing_keys:
                 self._access.check_topic_permission(user, vhost, "write", exchange, key)
+
+    @property
+    def serves_encodings(self) -> bool:
+        """Returns whether all nodes read records in other encodings than that of AMQP 0-9-1."""
+        return self._tree.version >= ENCODINGS_SINCE
+
+    def check_exchange(self, vhost: str, exchange: str) -> None:
+        """Raises NotFound unless there is such an exchange, AccessRefused: it is internal."""
+        place = self._tree.vhosts.get(vhost)
+        if place is None:
+            raise vhost_missing(vhost)
+        place.topology.exchange_for_publish(exchange)
 
     def route(
         self,

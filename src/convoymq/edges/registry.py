@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EDGES = [
     "convoymq.edges.amqp091",
+    "convoymq.edges.amqp10",
     "convoymq.edges.columnar",
     "convoymq.edges.http",
     "convoymq.rocketmq.observer",

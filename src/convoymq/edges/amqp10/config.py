@@ -1,0 +1,66 @@
+"""Section of the configuration of AMQP 1.0. Fields without a key are fixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from convoymq.model.config.keys import Section, key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amqp10Config(Section):
+    """AMQP 1.0: limits of connections, sessions and links."""
+
+    NAME: ClassVar[str] = "amqp10"
+
+    session_max: int = key(
+        "session_max_per_connection", 64,
+        "Sessions of one AMQP 1.0 connection.",
+        low=1, high=65_535,
+    )  # fmt: skip
+    link_max: int = key(
+        "link_max_per_session", 256,
+        "Links of one AMQP 1.0 session.",
+        low=1, high=1_000_000,
+    )  # fmt: skip
+    link_credit: int = key(
+        "max_link_credit", 170,
+        """Messages of one AMQP 1.0 publisher that may be under way or unconfirmed. A larger number
+        is faster, and takes more memory of a node that is behind.""",
+        low=1, high=100_000,
+    )  # fmt: skip
+    idle_timeout_ms: int = key(
+        "amqp10.idle_timeout", 60_000,
+        """An AMQP 1.0 client that has sent nothing for twice this time is disconnected; half of it
+        is announced as the idle time-out. 0 = never.""",
+        unit="ms", low=0, high=4_000_000_000,
+    )  # fmt: skip
+    frame_max: int = 131_072
+    """Largest frame that is announced, bytes."""
+    initial_frame_max: int = 8192
+    """Largest frame before open, bytes."""
+    frame_max_least: int = 512
+    """Smallest limit that a client may announce, bytes: the standard's."""
+    client_idle_timeout_least_ms: int = 1000
+    """Shortest idle time-out that a client may ask for."""
+    incoming_window: int = 400
+    """Transfers that a client may send in a session before it hears again."""
+    queue_credit: int = 256
+    """Messages that a queue may hand out to one link ahead of what was sent."""
+    unsettled_max: int = 262_144
+    """Deliveries of one session that its client has not settled; beyond, nothing more is asked of
+    queues."""
+    close_timeout_s: float = 5.0
+    """Longest wait for the client's close."""
+    peer_close_timeout_s: float = 30.0
+    """Longest time until a client closes the socket whose close was answered."""
+    output_bytes_high: int = 4 << 20
+    """Output at which a connection gets no more deliveries encoded and is not read."""
+    output_bytes_low: int = 1 << 20
+    """Output at which that ends."""
+    clients_max: int = 1024
+    """Queues that a session keeps a command stream to; idle ones beyond are closed."""
+
+
+SECTION = Amqp10Config

@@ -1,0 +1,94 @@
+"""Parts that links of publishers and consumers share, and links that were refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from convoymq.edges.amqp10.errors import Fault
+from convoymq.edges.amqp10.performatives import Attach, Detach, Flow
+from convoymq.edges.amqp10.states import LINK_MOVES, LinkState
+
+if TYPE_CHECKING:
+    from convoymq.edges.amqp10.session import Session
+
+log = structlog.get_logger()
+
+
+class Link:
+    """A link; by itself, one that was refused and waits for the client's detach."""
+
+    def __init__(self, session: Session, handle: int, name: str) -> None:
+        self.session = session
+        self.handle = handle
+        self.name = name
+        self.state = LinkState.ATTACHING
+
+    def enter(self, state: LinkState) -> None:
+        """Moves to another state."""
+        assert state in LINK_MOVES[self.state]
+        self.state = state
+
+    def fail(self, fault: Fault) -> None:
+        """Detaches the link with an error."""
+        if self.state in (LinkState.DETACHING, LinkState.DETACHED):
+            return
+        session = self.session
+        log.info(
+            "amqp.link_detached",
+            connection=session.connection.name,
+            link=self.name,
+            code=fault.condition,
+            reason=fault.text,
+        )
+        self.enter(LinkState.DETACHING)
+        self.give_back()
+        session.publishes.flush()
+        session.send(Detach(handle=self.handle, closed=True, error=fault.error()))
+
+    def give_back(self) -> None:
+        """Lets go what the link has of queues."""
+
+    def forget(self) -> None:
+        """Frees the handle."""
+        self.session.links.pop(self.handle, None)
+
+    def on_flow(self, flow: Flow) -> None:
+        """Takes the client's view of the link."""
+
+    def on_detach(self, detach: Detach) -> None:
+        """Answers the client's detach."""
+        self.forget()
+
+    def end(self) -> None:
+        """Ends without a word."""
+        self.enter(LinkState.DETACHED)
+
+
+def refuse(session: Session, attach: Attach, fault: Fault) -> None:
+    """Refuses a link."""
+    log.info(
+        "amqp.link_refused",
+        connection=session.connection.name,
+        link=attach.name,
+        code=fault.condition,
+        reason=fault.text,
+    )
+    refused = Link(session, attach.handle, attach.name)
+    refused.enter(LinkState.DETACHING)
+    session.links[attach.handle] = refused
+    session.send(
+        Attach(
+            name=attach.name,
+            handle=attach.handle,
+            role=not attach.role,
+            snd_settle_mode=attach.snd_settle_mode,
+            rcv_settle_mode=attach.rcv_settle_mode,
+            # The terminus of ours is missing.
+            source=None if attach.role else attach.source,
+            target=attach.target if attach.role else None,
+            initial_delivery_count=0 if attach.role else None,
+        )
+    )
+    session.send(Detach(handle=attach.handle, closed=True, error=fault.error()))

@@ -1,0 +1,152 @@
+"""Attaching of links: what is refused, and to what links lead. Source: OASIS AMQP 1.0 part 2
+section 2.6, and RabbitMQ 4.3 behaviour."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.edges.amqp10.addresses import MANAGEMENT, Destination, source_of, target_of
+from convoymq.edges.amqp10.errors import (
+    INVALID_FIELD,
+    NOT_IMPLEMENTED,
+    Scope,
+    fault_of,
+    link_fault,
+)
+from convoymq.edges.amqp10.link import refuse
+from convoymq.edges.amqp10.performatives import (
+    OUTCOMES,
+    Attach,
+    Coordinator,
+    Source,
+    Target,
+)
+from convoymq.edges.amqp10.receiving import Receiver, check_publish
+from convoymq.edges.amqp10.sending import Sender
+from convoymq.messages.amqp10.values import Described, Int, Timestamp, Value
+from convoymq.model.errors import BrokerError, PreconditionFailed
+from convoymq.model.tables import Field
+
+if TYPE_CHECKING:
+    from convoymq.edges.amqp10.session import Session
+
+SECOND = 1
+"""rcv-settle-mode."""
+SETTLED = 1
+"""snd-settle-mode."""
+OFFSET_FILTER = "rabbitmq:stream-offset-spec"
+
+
+def attach(session: Session, attach: Attach) -> None:
+    """Attaches a link, or refuses it: the reply has no terminus then, and a detach follows."""
+    try:
+        _check(attach)
+        if attach.role:
+            _attach_consumer(session, attach)
+        else:
+            _attach_publisher(session, attach)
+    except BrokerError as error:
+        fault = fault_of(error, Scope.LINK)
+        if fault.scope is not Scope.LINK:
+            raise
+        refuse(session, attach, fault)
+
+
+def _check(attach: Attach) -> None:
+    """Raises Fault for what is refused whatever the link leads to."""
+    if isinstance(attach.target, Coordinator):
+        raise link_fault(NOT_IMPLEMENTED, "Transactions not supported")
+    if attach.unsettled or attach.incomplete_unsettled:
+        raise link_fault(NOT_IMPLEMENTED, "Link recovery not supported")
+    if attach.rcv_settle_mode == SECOND and attach.snd_settle_mode != SETTLED:
+        raise link_fault(NOT_IMPLEMENTED, "rcv-settle-mode second not supported")
+    own = attach.source if attach.role else attach.target
+    if isinstance(own, Source | Target):
+        if own.address == MANAGEMENT:
+            raise link_fault(NOT_IMPLEMENTED, "Node /management not supported")
+        if own.dynamic:
+            word = "source" if attach.role else "target"
+            raise link_fault(
+                NOT_IMPLEMENTED,
+                f"Dynamic {word} not supported: {', '.join(own.capabilities) or 'no capability'}",
+            )
+
+
+# Publishers
+
+
+def _attach_publisher(session: Session, attach: Attach) -> None:
+    target = attach.target
+    if not isinstance(target, Target):
+        raise link_fault(INVALID_FIELD, "Attach refused: a link to a target without a target")
+    if attach.initial_delivery_count is None:
+        raise link_fault(
+            INVALID_FIELD, "Attach refused: a sender's attach lacks its initial-delivery-count"
+        )
+    destination = None
+    if target.address is not None:
+        destination = _destination(target.address)
+        check_publish(session, destination.exchange, None)
+        if not destination.exchange:
+            session.find_queue(destination.routing_key)
+    Receiver(session, attach, destination).start()
+
+
+def _destination(address: Value) -> Destination:
+    try:
+        return target_of(address)
+    except PreconditionFailed as error:
+        raise link_fault(INVALID_FIELD, f"Attach refused: {error.text}") from error
+
+
+# Consumers
+
+
+def _attach_consumer(session: Session, attach: Attach) -> None:
+    source = attach.source
+    if not isinstance(source, Source) or source.address is None:
+        raise link_fault(INVALID_FIELD, "Attach refused: a link from a source without an address")
+    unknown = [each for each in source.outcomes if each not in OUTCOMES]
+    if unknown:
+        raise link_fault(NOT_IMPLEMENTED, f"Outcomes not supported: {', '.join(unknown)}")
+    try:
+        name = source_of(source.address)
+    except PreconditionFailed as error:
+        raise link_fault(INVALID_FIELD, f"Attach refused: {error.text}") from error
+    session.permissions.check("read", "queue", name)
+    queue = session.find_queue(name)
+    offset, filters = _filters(source, stream=queue.features.reads_by_offset)
+    Sender(session, attach, queue, filters).subscribe(_priority(attach), offset)
+
+
+def _priority(attach: Attach) -> int:
+    value = (attach.properties or {}).get("rabbitmq:priority")
+    # Of another type, it is none.
+    return int(value) if isinstance(value, Int) else 0
+
+
+def _filters(source: Source, *, stream: bool) -> tuple[Field | None, dict[Value, Value]]:
+    """Returns the offset at which a stream is read, and the filters that are served. Raises Fault:
+    one is not served."""
+    asked = source.filter or {}
+    served: dict[Value, Value] = {}
+    offset = None
+    for name, value in asked.items():
+        if not isinstance(value, Described):
+            continue
+        if value.descriptor == OFFSET_FILTER and stream:
+            offset = _offset(value.value)
+            served[name] = value
+        else:
+            raise link_fault(NOT_IMPLEMENTED, f"Filters not supported: {value.descriptor}")
+    return offset, served
+
+
+def _offset(value: Value) -> Field:
+    if isinstance(value, str):
+        return Field("S", value.encode())
+    if isinstance(value, Timestamp):
+        return Field("T", int(value) // 1000)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Field("l", int(value))
+    raise link_fault(INVALID_FIELD, f"Attach refused: {OFFSET_FILTER} is no offset")

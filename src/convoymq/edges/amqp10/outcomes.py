@@ -1,0 +1,138 @@
+"""Dispositions of consumers: outcomes of deliveries, as queues know them.
+
+| outcome                        | queue                                                      |
+|--------------------------------|------------------------------------------------------------|
+| accepted                       | settle                                                     |
+| rejected                       | discard, failed; the error is kept on the dead letter      |
+| released                       | return, not failed                                         |
+| modified                       | return, failed if delivery-failed, with what it says       |
+| modified, undeliverable-here   | return to other consumers; a type without that: discard    |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from convoymq.edges.amqp10.errors import INVALID_FIELD, session_fault
+from convoymq.edges.amqp10.performatives import (
+    Accepted,
+    Composite,
+    Disposition,
+    Modified,
+    Rejected,
+    Released,
+)
+from convoymq.edges.amqp10.serial import ahead, following
+from convoymq.messages.amqp10.values import Symbol, Value, encode
+from convoymq.queues.interface import Modification
+
+if TYPE_CHECKING:
+    from convoymq.edges.amqp10.sending import Sender
+    from convoymq.edges.amqp10.session import Session
+
+DELIVERY_TIME = "x-opt-delivery-time"
+"""Annotation of `modified`: ms since 1970 until which the message waits."""
+DUE_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
+
+Settle = Callable[["Sender", Sequence[int]], None]
+"""Tells a link's queue the outcome of messages, by ranges of their ids."""
+
+
+def on_disposition(session: Session, disposition: Disposition) -> None:
+    """Tells queues the outcomes of deliveries. Raises Fault."""
+    if not disposition.role:
+        # A publisher that waits for no outcome any more gets it nevertheless.
+        return
+    found = _taken(session, disposition)
+    if not found:
+        return
+    state = disposition.state
+    settle = _settle_of(state)
+    if settle is None:
+        raise session_fault(INVALID_FIELD, f"unexpected delivery state in DISPOSITION: {state}")
+    by_link: dict[Sender, list[int]] = {}
+    for delivery_id in found:
+        link, message_id = session.unsettled.pop(delivery_id)
+        by_link.setdefault(link, []).append(message_id)
+    for link, ids in by_link.items():
+        settle(link, ranges(ids))
+    if isinstance(state, Accepted):
+        session.connection.counters.acknowledged += len(found)
+    if not disposition.settled:
+        session.send(
+            Disposition(
+                role=False,
+                first=disposition.first,
+                last=disposition.last,
+                settled=True,
+                state=state,
+            )
+        )
+    session.pump()
+
+
+def _taken(session: Session, disposition: Disposition) -> list[int]:
+    """Returns the unsettled deliveries of a range, in its order."""
+    first = disposition.first
+    last = first if disposition.last is None else disposition.last
+    count = ahead(last, first) + 1
+    if count <= len(session.unsettled):
+        ids = (following(first, each) for each in range(count))
+        return [each for each in ids if each in session.unsettled]
+    return [each for each in session.unsettled if 0 <= ahead(each, first) < count]
+
+
+def ranges(ids: Iterable[int]) -> list[int]:
+    """Returns ids as ascending ranges (first, last, first, last, …)."""
+    found: list[int] = []
+    for each in sorted(ids):
+        if found and each == found[-1] + 1:
+            found[-1] = each
+        else:
+            found += (each, each)
+    return found
+
+
+def _settle_of(state: Value) -> Settle | None:
+    match state:
+        case Accepted():
+            return lambda link, ids: link.client.settle(link.number, ids)
+        case Rejected():
+            error = state.error.encoded() if isinstance(state.error, Composite) else b""
+            return lambda link, ids: link.client.discard(link.number, ids, failed=True, error=error)
+        case Released():
+            return lambda link, ids: link.client.return_(
+                link.number, ids, failed=False, untried=True
+            )
+        case Modified():
+            return _modify(state)
+    return None
+
+
+def _modify(modified: Modified) -> Settle:
+    annotations = modified.message_annotations or {}
+    for key in annotations:
+        if not isinstance(key, Symbol) or not key.startswith("x-"):
+            raise session_fault(
+                INVALID_FIELD, f"annotation {str(key)[:255]!r} of modified does not begin with x-"
+            )
+    due_ms = annotations.get(DELIVERY_TIME)
+    kept = {key: value for key, value in annotations.items() if key != DELIVERY_TIME}
+    failed = modified.delivery_failed
+    modification = Modification(
+        undeliverable=modified.undeliverable_here,
+        due_ms=min(max(due_ms, 0), DUE_MS_MAX) if isinstance(due_ms, int) else 0,
+        annotations=encode(kept) if kept else b"",
+    )
+
+    def settle(link: Sender, ids: Sequence[int]) -> None:
+        if modified.undeliverable_here and not link.queue.features.modifies:
+            link.client.discard(link.number, ids, failed=failed)
+            return
+        link.client.return_(
+            link.number, ids, failed=failed, untried=not failed, modification=modification
+        )
+
+    return settle

@@ -1,0 +1,488 @@
+"""Links of consumers: credit, drain, echo, and transfers of what queues hand out.
+
+The queue gets an absolute limit: so many messages in all. It is a part ahead of what was sent, so
+that a client with much credit that reads slowly has little lying here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from convoymq.broker.firehose import Origin
+from convoymq.edges.amqp10 import outcomes
+from convoymq.edges.amqp10.errors import (
+    ILLEGAL_STATE,
+    INTERNAL_ERROR,
+    MESSAGE_SIZE_EXCEEDED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    RESOURCE_DELETED,
+    Scope,
+    fault_of,
+    link_fault,
+)
+from convoymq.edges.amqp10.frames import HEADER_BYTES
+from convoymq.edges.amqp10.link import Link, refuse
+from convoymq.edges.amqp10.performatives import (
+    OUTCOMES,
+    Attach,
+    Detach,
+    Flow,
+    Released,
+    Source,
+    Transfer,
+)
+from convoymq.edges.amqp10.serial import ahead, following
+from convoymq.edges.amqp10.states import LinkState
+from convoymq.kernels.batch import record
+from convoymq.kernels.content import split_record
+from convoymq.messages.amqp10.message import transfer_of
+from convoymq.messages.amqp10.values import Symbol, Value
+from convoymq.messages.record import read_names
+from convoymq.model.errors import BrokerError
+from convoymq.model.tables import Field
+from convoymq.queues.interface import ConsumerSpec, Delivery, Queue, QueueClient
+
+if TYPE_CHECKING:
+    from convoymq.edges.amqp10.session import Session
+
+log = structlog.get_logger()
+
+UNSETTLED, SETTLED = 0, 1
+"""Of snd-settle-mode."""
+TRANSFER_BYTES_MAX = 96
+"""Of a transfer's performative with all fields that are used here."""
+SHORT_TAG_MAX = (1 << 32) - 1
+UNLIMITED = (1 << 64) - 1
+
+
+class Sender(Link):
+    """A consumer's link.
+
+    Args:
+        filters: those that are in force.
+    """
+
+    def __init__(
+        self, session: Session, attach: Attach, queue: Queue, filters: dict[Value, Value]
+    ) -> None:
+        super().__init__(session, attach.handle, attach.name)
+        self.queue = queue
+        self.client = session.client_of(queue)
+        session.last_number += 1
+        self.number = session.last_number
+        self.settled = attach.snd_settle_mode == SETTLED
+        self.message_size_max = attach.max_message_size or UNLIMITED
+        self.delivery_count = 0
+        self.credit = 0
+        self.ready = 0
+        """Messages in the queue, by its last answer."""
+        self._attach = attach
+        self._filters = filters
+        self._sent = 0
+        self._got = 0
+        self._limit = 0
+        """Messages that the queue may hand out, in all."""
+        self._asked = 0
+        """Answers of the queue that are due."""
+        self._drains = False
+        self._echoes = False
+        self._again = False
+        self._early: Flow | None = None
+        self._active: bool | None = None
+        self._detach: Detach | None = None
+
+    # --- attaching -----------------------------------------------------------------------------
+
+    def subscribe(self, priority: int, offset: Field | None) -> None:
+        """Registers the consumer at its queue."""
+        session = self.session
+        if type(self.client).grant is QueueClient.grant:
+            raise link_fault(NOT_IMPLEMENTED, f"{self.queue.subject} hands out by windows only")
+        session.links[self.handle] = self
+        session.by_number[self.number] = self
+        self.client.subscribe(
+            ConsumerSpec(
+                number=self.number,
+                tag=str(self.handle),
+                prefetch=0,
+                no_ack=self.settled,
+                priority=priority,
+                arguments={},
+                hears_cancel=True,
+                stream_offset=offset,
+                credited=True,
+            )
+        )
+
+    def on_subscribed(self, error: Exception | None) -> None:
+        """The queue has taken the consumer, or refused it."""
+        if self.state is not LinkState.ATTACHING:
+            return
+        if error is not None:
+            self.session.by_number.pop(self.number, None)
+            self.enter(LinkState.DETACHED)
+            refused = error if isinstance(error, BrokerError) else BrokerError(str(error))
+            refuse(self.session, self._attach, fault_of(refused, Scope.LINK))
+            return
+        self.enter(LinkState.ATTACHED)
+        self._answer_attach()
+        if self._early is not None:
+            self.on_flow(self._early)
+        if self._detach is not None:
+            self.on_detach(self._detach)
+
+    def _answer_attach(self) -> None:
+        attach, source = self._attach, self._attach.source
+        assert isinstance(source, Source)
+        streams = self.queue.features.reads_by_offset
+        self.session.send(
+            Attach(
+                name=attach.name,
+                handle=attach.handle,
+                role=False,
+                snd_settle_mode=SETTLED if self.settled else UNSETTLED,
+                rcv_settle_mode=attach.rcv_settle_mode,
+                source=Source(
+                    address=source.address,
+                    durable=source.durable,
+                    expiry_policy=source.expiry_policy,
+                    timeout=source.timeout,
+                    distribution_mode="copy" if streams else "move",
+                    filter={Symbol(name): value for name, value in self._filters.items()} or None,
+                    default_outcome=Released(),
+                    outcomes=OUTCOMES,
+                ),
+                target=attach.target,
+                initial_delivery_count=0,
+                max_message_size=attach.max_message_size,
+            )
+        )
+
+    # --- credit --------------------------------------------------------------------------------
+
+    def on_flow(self, flow: Flow) -> None:
+        """Takes the client's credit."""
+        if self.state is LinkState.ATTACHING:
+            self._early = flow
+            return
+        counted = flow.delivery_count or 0
+        granted = following(counted, flow.link_credit or 0)
+        self.credit = max(0, ahead(granted, self.delivery_count))
+        self._drains = flow.drain
+        self._echoes |= flow.echo
+        self._ask()
+
+    def _ask(self) -> None:
+        """Tells the queue how many messages it may hand out."""
+        if self._asked:
+            # The newest credit goes when the answer is there.
+            self._again = True
+            return
+        most = self.session.settings.queue_credit
+        limit = self._sent + min(self.credit, most)
+        if limit == self._limit and not self._drains and not self._echoes:
+            return
+        self._limit = limit
+        self._asked += 1
+        self.client.grant(self.number, limit, drain=self._drains)
+
+    def top_up(self) -> None:
+        """Lets the queue hand out more when little is left of what it may."""
+        most, ahead_of = self.session.settings.queue_credit, self._limit - self._sent
+        if self.state is not LinkState.ATTACHED or self._asked or ahead_of * 2 > most:
+            return
+        if (
+            self.credit > ahead_of
+            and len(self.session.unsettled) < self.session.settings.unsettled_max
+        ):
+            self._ask()
+
+    def on_credit(self, granted: int, ready: int) -> None:
+        """The queue has handed out what it had, up to the limit that it was told."""
+        self._asked -= 1
+        self.ready = ready
+        if self.state is not LinkState.ATTACHED:
+            return
+        drained = self._drains and not self._again
+        echoes, self._echoes = self._echoes and not self._again, self._echoes and self._again
+        if drained:
+            if granted == self._limit and self._sent + self.credit > granted:
+                # A part of the credit was used up; `top_up` goes on when it is sent.
+                self._echoes = self._echoes or echoes
+            else:
+                self._drains = False
+                self._limit = granted
+                self._behind(self._drained)
+                echoes = False
+        if echoes:
+            self._behind(self.send_state)
+        if self._again:
+            self._again = False
+            self._ask()
+        self.session.pump()
+
+    def _behind(self, send: Callable[[], None]) -> None:
+        """Sends a flow behind the deliveries that wait."""
+        self.session.outgoing.append(send)
+
+    def _drained(self) -> None:
+        if self.state is LinkState.ATTACHED:
+            self.delivery_count = following(self.delivery_count, self.credit)
+            self.credit = 0
+            self.send_state(drain=True)
+
+    def send_state(self, *, drain: bool = False) -> None:
+        """Tells the client the link's credit, and what is there."""
+        if self.state is not LinkState.ATTACHED:
+            return
+        self.session.send_flow(
+            handle=self.handle,
+            delivery_count=self.delivery_count,
+            link_credit=self.credit,
+            available=self.ready + self._got - self._sent,
+            drain=drain,
+        )
+
+    def on_activity(self, active: bool) -> None:
+        """The queue serves this consumer, or serves it no more for now."""
+        self._active = active
+
+    # --- deliveries ----------------------------------------------------------------------------
+
+    def on_deliver(self, delivery: Delivery) -> None:
+        """Sends messages, now or when the client takes them."""
+        if self.state is not LinkState.ATTACHED:
+            return
+        counters, count = self.session.connection.counters, delivery.messages
+        self._got += count
+        if self.settled:
+            counters.delivered_no_ack += count
+        else:
+            counters.delivered += count
+        if delivery.acquired_count:
+            counters.redelivered += count
+        self.session.outgoing.append(Pending(self, delivery))
+        self.session.pump()
+
+    def on_sent(self, message_id: int) -> None:
+        """A message was sent."""
+        self._sent += 1
+        self.delivery_count = following(self.delivery_count, 1)
+        self.credit = max(0, self.credit - 1)
+        session = self.session
+        if self.settled:
+            self.client.settle(self.number, (message_id, message_id))
+        else:
+            session.unsettled[session.next_delivery_id] = (self, message_id)
+        session.next_delivery_id = following(session.next_delivery_id, 1)
+
+    # --- ends ----------------------------------------------------------------------------------
+
+    def give_back(self) -> None:
+        """Returns what the link has of its queue."""
+        session = self.session
+        ids = session.take_back(self)
+        if session.by_number.get(self.number) is self:
+            self.client.remove(self.number)
+        elif ids:
+            # The queue has ended the consumer, and what it holds is still its own.
+            self.client.return_(self.number, outcomes.ranges(ids), failed=False, untried=True)
+
+    def end(self) -> None:
+        """Ends without a word."""
+        if self.state is not LinkState.DETACHED:
+            was_attached = self.state is LinkState.ATTACHED
+            self.enter(LinkState.DETACHED)
+            if was_attached:
+                self.client.remove(self.number)
+
+    def on_detach(self, detach: Detach) -> None:
+        """Answers the client's detach when the queue has got back what the link had."""
+        if self.state is LinkState.ATTACHING:
+            self._detach = detach
+            return
+        if self.state is LinkState.DETACHING:
+            self.forget()
+            return
+        self._detach = detach
+        self.enter(LinkState.DETACHED)
+        self.give_back()
+
+    def on_removed(self) -> None:
+        """The queue has ended the consumer."""
+        self.session.by_number.pop(self.number, None)
+        if self.state is LinkState.DETACHED and self._detach is not None:
+            self.forget()
+            self.session.publishes.flush()
+            self.session.send(Detach(handle=self.handle, closed=self._detach.closed))
+
+    def on_cancelled(self, reason: str) -> None:
+        """The queue has ended the consumer by itself."""
+        self.session.by_number.pop(self.number, None)
+        name, vhost = self.queue.name, self.queue.vhost
+        if self.state is LinkState.ATTACHING:
+            self.on_subscribed(link_fault(NOT_FOUND, f"no {self.queue.subject}"))
+        elif self.state is LinkState.DETACHED:
+            self.on_removed()
+        elif reason == "deleted":
+            self.session.take_back(self)
+            self.fail(link_fault(RESOURCE_DELETED, f"queue '{name}' in vhost '{vhost}' deleted"))
+        else:
+            self.fail(link_fault(ILLEGAL_STATE, f"queue '{name}' in vhost '{vhost}': {reason}"))
+
+    # --- lists ---------------------------------------------------------------------------------
+
+    def info(self) -> dict[str, object]:
+        """Returns a row of the list of consumers."""
+        session = self.session
+        connection = session.connection
+        return {
+            "consumer_tag": str(self.handle),
+            "queue": {"name": self.queue.name, "vhost": self.queue.vhost},
+            "channel_details": {
+                "name": f"{connection.name} ({session.channel})",
+                "number": session.channel,
+                "connection_name": connection.name,
+                "node": session.broker.node_name,
+                "peer_host": connection.peer[0],
+                "peer_port": connection.peer[1],
+                "user": connection.user.name,
+            },
+            "session": self.client.session,
+            "number": self.number,
+            "ack_required": not self.settled,
+            "prefetch_count": 0,
+            "exclusive": False,
+            "active": self._active is not False,
+            "consumer_timeout": None,
+            "activity_status": "up",
+            "arguments": {},
+            "ignored_arguments": [],
+        }
+
+
+class Pending:
+    """Deliveries that are sent one after the other, as far as the client takes them."""
+
+    __slots__ = ("_at", "_message", "_next", "delivery", "link")
+
+    def __init__(self, link: Sender, delivery: Delivery) -> None:
+        self.link = link
+        self.delivery = delivery
+        self._next = 0
+        self._message: bytes | None = None
+        """Message that is being sent."""
+        self._at = 0
+
+    @property
+    def ids(self) -> range:
+        """Returns the ids of messages that are not sent."""
+        first = self.delivery.first_id
+        return range(first + self._next, first + self.delivery.messages)
+
+    def send(self) -> bool:
+        """Sends transfers. Returns whether all are sent: else the client has to open its window, or
+        to read."""
+        link = self.link
+        while self._next < self.delivery.messages and link.state is LinkState.ATTACHED:
+            if self._message is None and not self._begin():
+                return True
+            if not self._send_parts():
+                return False
+        return True
+
+    def _begin(self) -> bool:
+        """Makes the next message; False: it ends the link."""
+        link, delivery = self.link, self.delivery
+        try:
+            data = record(delivery.block, delivery.command, delivery.first + self._next)
+            names, content = split_record(data)
+            exchange, routing_key = read_names(names)
+            self._message = transfer_of(
+                exchange,
+                routing_key,
+                content,
+                acquired_count=delivery.acquired_count,
+                failed_count=delivery.failed_delivery_count,
+                annotations=delivery.annotations,
+            )
+        except (BrokerError, ValueError) as error:
+            log.error("amqp.batch_damaged", queue=link.queue.name, reason=str(error))
+            link.fail(link_fault(INTERNAL_ERROR, "stored message is damaged"))
+            return False
+        self._at = 0
+        if len(self._message) > link.message_size_max:
+            # It counts as a failed delivery, so that a delivery limit ends it.
+            message_id = delivery.first_id + self._next
+            link.client.return_(link.number, (message_id, message_id), failed=True)
+            link.fail(
+                link_fault(
+                    MESSAGE_SIZE_EXCEEDED,
+                    f"message size ({len(self._message)} bytes) exceeds maximum message size "
+                    f"({link.message_size_max} bytes)",
+                )
+            )
+            return False
+        self._trace(data)
+        return True
+
+    def _trace(self, data: bytes) -> None:
+        link, session = self.link, self.link.session
+        connection, firehose = session.connection, session.broker.firehose
+        trace = link.queue.trace
+        if trace is not None:
+            trace.sent(link.client.session, *self.delivery.without(self._next).upto(1)[:8])
+        if connection.vhost not in firehose.vhosts:
+            return
+        copy = firehose.delivered(
+            connection.vhost,
+            link.queue.name,
+            data,
+            Origin(connection.name, session.channel, connection.user.name),
+            redelivered=self.delivery.acquired_count > 0,
+        )
+        if copy is not None:
+            for queue in copy.queues:
+                target = session.client_of(queue).target
+                target.publish((copy.key, copy.content), copy.body_size, 0, 0)
+
+    def _send_parts(self) -> bool:
+        """Sends transfers of the message that is under way; False: the client takes no more."""
+        link, session, message = self.link, self.link.session, self._message
+        assert message is not None
+        connection = session.connection
+        room = connection.peer_frame_max - HEADER_BYTES - TRANSFER_BYTES_MAX
+        message_id = self.delivery.first_id + self._next
+        while True:
+            if session.remote_incoming_window <= 0 or connection.output_full():
+                return False
+            begins = self._at == 0
+            part = message[self._at : self._at + room]
+            self._at += len(part)
+            more = self._at < len(message)
+            performative = Transfer(
+                handle=link.handle,
+                delivery_id=session.next_delivery_id if begins else None,
+                delivery_tag=_tag(message_id, settled=link.settled) if begins else None,
+                message_format=0 if begins else None,
+                settled=link.settled if begins else None,
+                more=more,
+            )
+            connection.send_frame(session.channel, performative.encoded() + part)
+            session.remote_incoming_window -= 1
+            session.next_outgoing_id = following(session.next_outgoing_id, 1)
+            if not more:
+                self._message = None
+                self._next += 1
+                link.on_sent(message_id)
+                return True
+
+
+def _tag(message_id: int, *, settled: bool) -> bytes:
+    if settled:
+        return b""
+    return message_id.to_bytes(4 if message_id <= SHORT_TAG_MAX else 8, "big")

@@ -1,0 +1,458 @@
+"""One session: windows, delivery ids, dispositions, and what the queues say. Its links are in
+`links`, `receiving` and `sending`. Its states are in `states`.
+
+Transfers and the flows behind them leave in one order: a client whose window is closed holds up its
+own session only. Source: OASIS AMQP 1.0 part 2 section 2.5.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from convoymq.edges.amqp10 import links, outcomes
+from convoymq.edges.amqp10.errors import (
+    FRAMING_ERROR,
+    HANDLE_IN_USE,
+    INTERNAL_ERROR,
+    UNATTACHED_HANDLE,
+    WINDOW_VIOLATION,
+    Fault,
+    Scope,
+    fault_of,
+    session_fault,
+)
+from convoymq.edges.amqp10.link import Link
+from convoymq.edges.amqp10.performatives import (
+    Attach,
+    Begin,
+    Composite,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+    Transfer,
+)
+from convoymq.edges.amqp10.receiving import Publishes, Receiver
+from convoymq.edges.amqp10.sending import Pending, Sender
+from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead, following
+from convoymq.edges.amqp10.states import SESSION_MOVES, LinkState, SessionState
+from convoymq.edges.permissions import Permissions
+from convoymq.model.errors import BrokerError
+from convoymq.queues.interface import Delivery, GetResult, PublishOutcome, Queue, QueueClient
+
+if TYPE_CHECKING:
+    from convoymq.edges.amqp10.connection import Connection
+
+log = structlog.get_logger()
+
+
+class Session:
+    """A session's rules. Implements `ClientEvents`; nothing here blocks."""
+
+    def __init__(self, connection: Connection, channel: int, begin: Begin) -> None:
+        self.connection = connection
+        self.broker = connection.broker
+        self.channel = channel
+        self.settings = connection.settings
+        self.state = SessionState.OPENING
+        self.number = self.broker.new_session()
+        self.handle_max = min(begin.handle_max, self.settings.link_max - 1)
+        self.next_incoming_id = begin.next_outgoing_id
+        self.incoming_window = 0
+        self.window_margin = 0
+        """Transfers that a client may have sent before it learns that its window is closed."""
+        self.next_outgoing_id = 0
+        self.next_delivery_id = 0
+        self.remote_incoming_window = begin.incoming_window
+        self.remote_outgoing_window = begin.outgoing_window
+        self.links: dict[int, Link] = {}
+        self.by_number: dict[int, Sender] = {}
+        self.last_number = 0
+        self.unsettled: dict[int, tuple[Sender, int]] = {}
+        """Delivery id -> link and message id."""
+        self.outgoing: deque[Pending | Callable[[], None]] = deque()
+        """Deliveries, and flows that go behind them."""
+        self._pumping = False
+        self.clients: dict[Queue, QueueClient] = {}
+        self.flowing: set[QueueClient] = set()
+        self.permissions = Permissions(connection)
+        self.publishes = Publishes(self)
+        self._idle_seqs: dict[Queue, int] = {}
+
+    def enter(self, state: SessionState) -> None:
+        """Moves to another state."""
+        assert state in SESSION_MOVES[self.state]
+        self.state = state
+
+    def start(self) -> None:
+        """Answers the client's begin."""
+        self.enter(SessionState.MAPPED)
+        alarmed = self.is_alarmed
+        self.incoming_window = 0 if alarmed else self.settings.incoming_window
+        self.send(
+            Begin(
+                remote_channel=self.channel,
+                next_outgoing_id=self.next_outgoing_id,
+                incoming_window=self.incoming_window,
+                outgoing_window=WINDOW_MAX,
+                handle_max=self.handle_max,
+            )
+        )
+
+    @property
+    def is_alarmed(self) -> bool:
+        """Returns whether no messages are taken."""
+        return bool(self.broker.alarms.effective)
+
+    @property
+    def receivers(self) -> list[Receiver]:
+        """Returns the links of publishers."""
+        return [link for link in self.links.values() if isinstance(link, Receiver)]
+
+    @property
+    def senders(self) -> list[Sender]:
+        """Returns the links of consumers."""
+        return [link for link in self.links.values() if isinstance(link, Sender)]
+
+    # --- input -------------------------------------------------------------------------------
+
+    def handle(self, performative: Composite, payload: bytes) -> None:
+        """Serves a performative. Raises Fault: it ends the connection."""
+        if self.state is SessionState.ENDING:
+            if isinstance(performative, End):
+                self.enter(SessionState.ENDED)
+            return
+        try:
+            self._serve(performative, payload)
+        except BrokerError as error:
+            fault = fault_of(error, Scope.SESSION)
+            if fault.scope is Scope.CONNECTION:
+                raise
+            self.fail(fault)
+        except Exception:
+            log.exception(
+                "amqp.method_failed",
+                connection=self.connection.name,
+                method=performative.NAME,
+            )
+            self.fail(session_fault(INTERNAL_ERROR, "internal error"))
+
+    def _serve(self, performative: Composite, payload: bytes) -> None:
+        match performative:
+            case Transfer():
+                self._on_transfer(performative, payload)
+            case Disposition():
+                outcomes.on_disposition(self, performative)
+            case Flow():
+                self._on_flow(performative)
+            case Attach():
+                self._on_attach(performative)
+            case Detach():
+                self._on_detach(performative)
+            case End():
+                self._on_end()
+            case _:
+                raise session_fault(INTERNAL_ERROR, f"Unexpected frame {performative.NAME}")
+
+    def _on_attach(self, attach: Attach) -> None:
+        if attach.handle > self.handle_max:
+            raise session_fault(
+                FRAMING_ERROR,
+                f"link handle value ({attach.handle}) exceeds maximum link handle value "
+                f"({self.handle_max})",
+            )
+        if attach.handle in self.links:
+            raise session_fault(
+                HANDLE_IN_USE, f"handle {attach.handle} is already in use by another link"
+            )
+        links.attach(self, attach)
+
+    def _on_flow(self, flow: Flow) -> None:
+        if flow.next_incoming_id is not None:
+            outstanding = ahead(self.next_outgoing_id, flow.next_incoming_id)
+            if outstanding < 0:
+                raise session_fault(
+                    WINDOW_VIOLATION,
+                    f"next-incoming-id from FLOW ({flow.next_incoming_id}) is ahead of "
+                    f"next-outgoing-id ({self.next_outgoing_id})",
+                )
+        else:
+            outstanding = self.next_outgoing_id
+        self.remote_incoming_window = max(0, flow.incoming_window - outstanding)
+        self.remote_outgoing_window = flow.outgoing_window
+        if flow.handle is None:
+            if flow.echo:
+                self.send_flow()
+        else:
+            link = self.links.get(flow.handle)
+            if link is None:
+                raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {flow.handle}")
+            if link.state is not LinkState.DETACHING:
+                self.within(link, lambda: link.on_flow(flow))
+        self.pump()
+
+    def _on_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        if self.incoming_window + self.window_margin <= 0:
+            raise session_fault(
+                WINDOW_VIOLATION,
+                f"incoming window violation: transfer {self.next_incoming_id} of a session "
+                "whose window is closed",
+            )
+        if self.incoming_window > 0:
+            self.incoming_window -= 1
+        else:
+            self.window_margin -= 1
+        self.next_incoming_id = following(self.next_incoming_id, 1)
+        link = self.links.get(transfer.handle)
+        if not isinstance(link, Receiver):
+            raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {transfer.handle}")
+        if link.state is not LinkState.DETACHING:
+            self.within(link, lambda: link.on_transfer(transfer, payload))
+        window = self.settings.incoming_window
+        if self.incoming_window <= window // 2 and not self.is_alarmed:
+            self.incoming_window = window
+            self.send_flow()
+
+    def within(self, link: Link, work: Callable[[], None]) -> None:
+        """Does something for a link, which an error ends."""
+        try:
+            work()
+        except BrokerError as error:
+            fault = fault_of(error, Scope.LINK)
+            if fault.scope is not Scope.LINK:
+                raise
+            link.fail(fault)
+
+    def _on_detach(self, detach: Detach) -> None:
+        link = self.links.get(detach.handle)
+        if link is None:
+            raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {detach.handle}")
+        self.publishes.flush()
+        link.on_detach(detach)
+
+    def _on_end(self) -> None:
+        self.publishes.flush()
+        self.terminate()
+        self.send(End())
+        self.enter(SessionState.ENDED)
+
+    # --- output ------------------------------------------------------------------------------
+
+    def send(self, performative: Composite) -> None:
+        """Appends a performative to the output."""
+        self.connection.send(self.channel, performative)
+
+    def send_flow(self, **of_link: int | bool | None) -> None:
+        """Sends the windows of the session, and the credit of a link."""
+        self.send(
+            Flow(
+                next_incoming_id=self.next_incoming_id,
+                incoming_window=self.incoming_window,
+                next_outgoing_id=self.next_outgoing_id,
+                outgoing_window=WINDOW_MAX,
+                **of_link,  # type: ignore[arg-type]
+            )
+        )
+
+    def pump(self) -> None:
+        """Sends deliveries, and flows behind them, as far as the client takes them."""
+        if self._pumping:
+            # A queue has handed out more in the midst of it.
+            return
+        self._pumping = True
+        try:
+            while self.outgoing and not self.connection.output_full() and self._send_first():
+                pass
+        finally:
+            self._pumping = False
+        for sender in self.senders:
+            sender.top_up()
+
+    def _send_first(self) -> bool:
+        """Sends what goes first; False: the client takes no more."""
+        first = self.outgoing[0]
+        if not isinstance(first, Pending):
+            self.outgoing.popleft()
+            first()
+            return True
+        if not first.send():
+            return False
+        if self.outgoing and self.outgoing[0] is first:
+            self.outgoing.popleft()
+        return True
+
+    def take_back(self, link: Sender) -> list[int]:
+        """Forgets the deliveries of a link that ends, and returns the ids of their messages."""
+        ids: list[int] = []
+        kept: deque[Pending | Callable[[], None]] = deque()
+        for each in self.outgoing:
+            if isinstance(each, Pending) and each.link is link:
+                ids += each.ids
+            else:
+                kept.append(each)
+        self.outgoing = kept
+        found = [(key, each) for key, (of, each) in self.unsettled.items() if of is link]
+        for delivery_id, message_id in found:
+            del self.unsettled[delivery_id]
+            ids.append(message_id)
+        return ids
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def fail(self, fault: Fault) -> None:
+        """Ends the session with an error."""
+        if self.state is not SessionState.MAPPED:
+            return
+        log.info(
+            "amqp.session_ended",
+            connection=self.connection.name,
+            channel=self.channel,
+            code=fault.condition,
+            reason=fault.text,
+        )
+        self.publishes.flush()
+        self.terminate()
+        self.enter(SessionState.ENDING)
+        self.send(End(error=fault.error()))
+
+    def terminate(self) -> None:
+        """Gives everything back: consumers go, what they hold returns. Safe to call twice."""
+        if self.state is not SessionState.MAPPED:
+            return
+        for link in list(self.links.values()):
+            link.end()
+        self.links.clear()
+        self.by_number.clear()
+        self.outgoing.clear()
+        self.unsettled.clear()
+        clients, self.clients = list(self.clients.values()), {}
+        for client in clients:
+            client.close()
+        self.flowing.clear()
+        self.broker.counters.channels_closed += 1
+
+    def set_alarms(self) -> None:
+        """The node's alarms changed."""
+        if self.state is not SessionState.MAPPED:
+            return
+        window = self.settings.incoming_window
+        if self.is_alarmed:
+            self.window_margin, self.incoming_window = self.incoming_window, 0
+        elif self.incoming_window == 0:
+            self.window_margin, self.incoming_window = 0, window
+        else:
+            return
+        self.send_flow()
+        for receiver in self.receivers:
+            receiver.renew_credit()
+
+    # --- queues ------------------------------------------------------------------------------
+
+    def find_queue(self, name: str) -> Queue:
+        """Returns a queue that this connection may use. Raises BrokerError."""
+        queue: Queue = self.broker.queue_admin.find_queue(
+            self.connection.vhost, name, self.connection.id
+        )
+        return queue
+
+    def client_of(self, queue: Queue) -> QueueClient:
+        """Returns this session's command stream into the queue; opens it if need be."""
+        client = self.clients.get(queue)
+        if client is None:
+            if len(self.clients) >= self.settings.clients_max:
+                self._close_idle_clients()
+            client = self.clients[queue] = queue.client(self.number, self)
+        return client
+
+    def _close_idle_clients(self) -> None:
+        """Closes streams that nothing has gone through since this was last called."""
+        used = {sender.client for sender in self.by_number.values()}
+        seen, self._idle_seqs = self._idle_seqs, {}
+        for queue, client in list(self.clients.items()):
+            if client in used or client.has_pending:
+                continue
+            if seen.get(queue) == client.target.seq:
+                del self.clients[queue]
+                client.close()
+                # A later stream into that queue must not be taken for the closed one.
+                self.number = self.broker.new_session()
+            else:
+                self._idle_seqs[queue] = client.target.seq
+
+    def on_published(
+        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
+    ) -> None:
+        """See `PublisherEvents`."""
+        self.publishes.on_published(client.queue.name, tags, outcome)
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """See `PublisherEvents`: publishers to that queue get no credit until it takes more."""
+        if blocked:
+            self.flowing.add(client)
+            return
+        self.flowing.discard(client)
+        for receiver in self.receivers:
+            receiver.renew_credit()
+
+    def on_replaced(self, client: QueueClient, successor: Queue) -> QueueClient | None:
+        """See `PublisherEvents`. Consumers attach again."""
+        if self.state is not SessionState.MAPPED:
+            return None
+        self.clients.pop(client.queue, None)
+        self._idle_seqs.pop(client.queue, None)
+        self.on_flow(client, False)
+        for sender in self.senders:
+            if sender.client is client:
+                sender.on_cancelled("migrated to another type")
+        return self.client_of(successor)
+
+    def _sender(self, number: int) -> Iterator[Sender]:
+        found = self.by_number.get(number)
+        if found is not None and self.state is SessionState.MAPPED:
+            yield found
+
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
+        """See `ClientEvents`."""
+        for sender in self._sender(delivery.consumer):
+            sender.on_deliver(delivery)
+
+    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
+        """See `ClientEvents`."""
+        for sender in self._sender(consumer):
+            sender.on_subscribed(error)
+
+    def on_credit(self, client: QueueClient, consumer: int, granted: int, ready: int) -> None:
+        """See `ClientEvents`."""
+        for sender in self._sender(consumer):
+            sender.on_credit(granted, ready)
+
+    def on_activity(self, client: QueueClient, consumer: int, active: bool) -> None:
+        """See `ClientEvents`."""
+        for sender in self._sender(consumer):
+            sender.on_activity(active)
+
+    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
+        """See `ClientEvents`."""
+        for sender in self._sender(consumer):
+            sender.on_removed()
+
+    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
+        """See `ClientEvents`."""
+        for sender in self._sender(consumer):
+            sender.on_cancelled(reason)
+
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
+        """See `ClientEvents`: nothing was asked."""
+
+    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
+        """See `ClientEvents`: nothing was asked."""
+
+    # --- lists -------------------------------------------------------------------------------
+
+    def consumer_infos(self) -> list[dict[str, object]]:
+        """Returns the rows of /api/consumers."""
+        return [sender.info() for sender in self.senders if sender.state is LinkState.ATTACHED]

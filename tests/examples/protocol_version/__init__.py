@@ -1,1 +1,0 @@
-"""Another version of AMQP beside 0-9-1, on its port."""

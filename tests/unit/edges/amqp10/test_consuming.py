@@ -1,0 +1,469 @@
+"""Links of consumers: credit, drain, echo, windows, outcomes, ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from convoymq.edges.amqp10.config import Amqp10Config
+from convoymq.edges.amqp10.performatives import (
+    Accepted,
+    Attach,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Modified,
+    Rejected,
+    Released,
+    Source,
+    Target,
+    Transfer,
+)
+from convoymq.messages.amqp10.values import Described, Int, Symbol, Timestamp, ULong, decode, encode
+from tests.unit.edges.amqp10.fakes import Client, CreditQueue, FakeBroker, message, of_kind
+
+
+async def fill(client: Client, queue: str, *bodies: bytes) -> None:
+    """Publishes messages by a link of a second session."""
+    if 9 not in client.connection.sessions_open:
+        await client.begin(9)
+        client.send(
+            Attach(
+                name="fill",
+                handle=0,
+                role=False,
+                target=Target(),
+                initial_delivery_count=0,
+            ),
+            channel=9,
+        )
+    for number, body in enumerate(bodies):
+        client.send(
+            Transfer(handle=0, delivery_id=number, settled=True),
+            message(body, to=f"/queues/{queue}"),
+            channel=9,
+        )
+    await client.heard()
+
+
+@pytest.fixture
+async def queue(client: Client) -> CreditQueue:
+    """A queue with three messages."""
+    made = client.broker.queue("q")
+    await fill(client, "q", b"a", b"b", b"c")
+    client.payloads.clear()
+    return made
+
+
+def transfers(found: list[Any]) -> list[Transfer]:
+    return of_kind(found, Transfer)
+
+
+def body(payload: bytes) -> bytes:
+    """Returns the body of a message of one data section."""
+    at, value = 0, None
+    while at < len(payload):
+        value, at = decode(payload, at, len(payload))
+    assert isinstance(value, Described)
+    return bytes(value.value)
+
+
+def calls(queue: CreditQueue, *names: str) -> list[tuple[Any, ...]]:
+    return [each for each in queue.calls if each[0] in names]
+
+
+async def test_attach_says_what_is_in_force(client: Client, queue: CreditQueue) -> None:
+    (attach,) = await client.attach_receiver("/queues/q", rcv_settle_mode=0, max_message_size=9999)
+    assert not attach.role
+    assert (attach.snd_settle_mode, attach.initial_delivery_count) == (0, 0)
+    assert attach.source.distribution_mode == "move"
+    assert attach.source.default_outcome == Released()
+    assert len(attach.source.outcomes) == 4
+    assert attach.max_message_size == 9999
+    ((_, spec),) = calls(queue, "subscribe")
+    assert (spec.tag, spec.credited, spec.no_ack) == ("0", True, False)
+    (row,) = client.connection.consumer_infos()
+    assert (row["consumer_tag"], row["ack_required"]) == ("0", True)
+
+
+async def test_nothing_comes_without_credit(client: Client, queue: CreditQueue) -> None:
+    await client.attach_receiver("/queues/q")
+    assert await client.heard() == []
+    client.credit(2)
+    found = transfers(await client.heard())
+    assert [(each.delivery_id, each.delivery_tag, each.settled) for each in found] == [
+        (0, bytes(4), False),
+        (1, b"\0\0\0\1", False),
+    ]
+    assert [body(payload) for payload in client.payloads] == [b"a", b"b"]
+    # Settling grants nothing.
+    client.settle(0, Accepted(), last=1)
+    assert transfers(await client.heard()) == []
+    client.credit(1, counted=2)
+    assert len(transfers(await client.heard())) == 1
+
+
+async def test_credit_counts_from_what_the_client_has_got(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(2)
+    await client.heard()
+    # It was sent before the client got anything: no more than two in all.
+    client.credit(2, counted=0)
+    assert transfers(await client.heard()) == []
+
+
+async def test_a_drain_is_answered_behind_the_transfers(client: Client, queue: CreditQueue) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(10, drain=True)
+    found = await client.heard()
+    assert [type(each) for each in found] == [Transfer, Transfer, Transfer, Flow]
+    flow = found[-1]
+    assert (flow.delivery_count, flow.link_credit, flow.drain, flow.available) == (10, 0, True, 0)
+    await fill(client, "q", b"d")
+    assert transfers(await client.heard()) == []
+    client.credit(1, counted=10)
+    (transfer,) = transfers(await client.heard())
+    assert transfer.delivery_tag == b"\0\0\0\3"
+
+
+async def test_a_drain_of_much_credit_goes_in_parts(broker: FakeBroker) -> None:
+    client = Client(broker, Amqp10Config(queue_credit=2))
+    await client.open()
+    await client.begin()
+    queue = broker.queue("q")
+    await fill(client, "q", *(b"%d" % k for k in range(5)))
+    await client.attach_receiver("/queues/q")
+    client.credit(1000, drain=True)
+    found = await client.heard()
+    assert len(transfers(found)) == 5
+    assert (found[-1].delivery_count, found[-1].link_credit) == (1000, 0)
+    assert [each[2] for each in calls(queue, "grant")] == [2, 4, 6]
+
+
+async def test_much_credit_is_handed_to_the_queue_in_parts(broker: FakeBroker) -> None:
+    client = Client(broker, Amqp10Config(queue_credit=2))
+    await client.open()
+    await client.begin()
+    queue = broker.queue("q")
+    await fill(client, "q", *(b"%d" % k for k in range(7)))
+    await client.attach_receiver("/queues/q")
+    client.credit(6)
+    assert len(transfers(await client.heard())) == 6
+    assert max(each[2] for each in calls(queue, "grant")) == 6
+
+
+async def test_echo_is_answered_with_what_is_there(client: Client, queue: CreditQueue) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(0, echo=True)
+    (flow,) = await client.heard()
+    assert (flow.handle, flow.link_credit, flow.available, flow.drain) == (0, 0, 3, False)
+    client.credit(1, echo=True)
+    transfer, flow = await client.heard()
+    assert (flow.delivery_count, flow.link_credit, flow.available) == (1, 0, 2)
+    client.flow(echo=True)
+    (flow,) = await client.heard()
+    assert flow.handle is None
+    assert flow.next_outgoing_id == 1
+    assert isinstance(transfer, Transfer)
+
+
+async def test_a_closed_window_holds_transfers_and_the_flows_behind(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(3, incoming_window=1, echo=True)
+    found = await client.heard()
+    assert [type(each) for each in found] == [Transfer]
+    client.flow(next_incoming_id=1, incoming_window=1)
+    assert [type(each) for each in await client.heard()] == [Transfer]
+    client.flow(next_incoming_id=2, incoming_window=5)
+    assert [type(each) for each in await client.heard()] == [Transfer, Flow]
+
+
+async def test_the_window_of_a_late_flow_is_never_negative(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(3, incoming_window=2)
+    assert len(transfers(await client.heard())) == 2
+    client.flow(next_incoming_id=0, incoming_window=1)
+    assert await client.heard() == []
+    client.flow(next_incoming_id=2, incoming_window=1)
+    assert len(transfers(await client.heard())) == 1
+
+
+async def test_an_id_that_was_not_sent_is_refused(client: Client) -> None:
+    client.flow(next_incoming_id=1)
+    (end,) = await client.heard()
+    assert end.error.condition == "amqp:session:window-violation"
+
+
+async def test_a_large_message_comes_in_frames_that_fit(broker: FakeBroker) -> None:
+    client = Client(broker)
+    await client.open(max_frame_size=512)
+    await client.begin()
+    broker.queue("q")
+    await fill(client, "q", b"x" * 2000)
+    client.payloads.clear()
+    await client.attach_receiver("/queues/q")
+    client.credit(1, incoming_window=3)
+    found = transfers(await client.heard())
+    assert [each.more for each in found] == [True, True, True]
+    client.flow(next_incoming_id=3, incoming_window=10)
+    found += transfers(await client.heard())
+    assert [each.delivery_id for each in found] == [0] + [None] * (len(found) - 1)
+    assert not found[-1].more
+    assert body(b"".join(client.payloads)) == b"x" * 2000
+
+
+async def test_settled_links_settle_what_they_send(client: Client, queue: CreditQueue) -> None:
+    (attach,) = await client.attach_receiver("/queues/q", snd_settle_mode=1)
+    assert attach.snd_settle_mode == 1
+    client.credit(2)
+    found = transfers(await client.heard())
+    assert [(each.settled, each.delivery_tag) for each in found] == [(True, b""), (True, b"")]
+    assert calls(queue, "settle") == [("settle", 1, [0, 0]), ("settle", 1, [1, 1])]
+
+
+# Outcomes
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (Accepted(), [("settle", 1, [0, 1])]),
+        (Released(), [("return", 1, [0, 1], False)]),
+        (Rejected(), [("discard", 1, [0, 1]), ("error", True, b"")]),
+        (Modified(), [("return", 1, [0, 1], False)]),
+        (Modified(delivery_failed=True), [("return", 1, [0, 1], True)]),
+    ],
+)
+async def test_outcomes_of_a_range(
+    client: Client, queue: CreditQueue, state: Any, expected: list[Any]
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(3)
+    await client.heard()
+    client.settle(0, state, last=1)
+    await client.heard()
+    assert calls(queue, "settle", "return", "discard", "error") == expected
+    # Once is enough, and unknown ids are skipped.
+    client.settle(0, state, last=1)
+    client.settle(70, state)
+    assert await client.heard() == []
+    assert calls(queue, "settle", "return", "discard", "error") == expected
+
+
+async def test_an_error_is_kept_with_what_was_rejected(client: Client, queue: CreditQueue) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(1)
+    await client.heard()
+    error = Error(condition=Symbol("my:error"), description="broken")
+    client.settle(0, Rejected(error=error))
+    await client.heard()
+    assert calls(queue, "error") == [("error", True, error.encoded())]
+
+
+async def test_modified_says_what_becomes_of_the_message(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(1)
+    await client.heard()
+    notes = {Symbol("x-opt-why"): "later", Symbol("x-opt-delivery-time"): Timestamp(123)}
+    client.settle(0, Modified(delivery_failed=True, message_annotations=notes))
+    await client.heard()
+    ((_, modification),) = calls(queue, "modify")[-1:]
+    assert modification.due_ms == 123
+    assert decode(modification.annotations, 0, len(modification.annotations))[0] == {
+        "x-opt-why": "later"
+    }
+
+
+async def test_annotations_of_modified_have_names_of_their_own(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(1)
+    await client.heard()
+    client.settle(0, Modified(message_annotations={Symbol("mine"): 1}))
+    (end,) = await client.heard()
+    assert end.error.condition == "amqp:invalid-field"
+
+
+async def test_an_outcome_that_is_not_settled_is_answered(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(2)
+    await client.heard()
+    client.settle(0, Accepted(), last=1, settled=False)
+    (answer,) = await client.heard()
+    assert answer == Disposition(role=False, first=0, last=1, settled=True, state=Accepted())
+
+
+@pytest.mark.provokes("amqp.session_ended")
+@pytest.mark.parametrize("state", [None, Described(ULong(0x34), [b"tx"])])
+async def test_a_state_that_is_no_outcome_ends_the_session(
+    client: Client, queue: CreditQueue, state: Any
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(1)
+    await client.heard()
+    client.settle(0, state)
+    (end,) = await client.heard()
+    assert end.error.condition == "amqp:invalid-field"
+    assert len(queue.ready) == 3
+
+
+# Ends
+
+
+async def test_a_detach_gives_back_unfailed_and_is_answered_then(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(2)
+    await client.heard()
+    client.send(Detach(handle=0, closed=True))
+    assert await client.heard() == [Detach(handle=0, closed=True)]
+    assert calls(queue, "remove", "return") == [("remove", 1)]
+    assert len(queue.ready) == 3
+    client.settle(0, Accepted())
+    assert await client.heard() == []
+    await client.attach_receiver("/queues/q")
+
+
+async def test_an_end_gives_back_what_links_have(client: Client, queue: CreditQueue) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(2)
+    await client.heard()
+    client.send(End())
+    assert await client.heard() == [End()]
+    assert len(queue.ready) == 3
+    assert [each[0] for each in calls(queue, "remove", "close")] == ["remove", "close"]
+    assert (await client.begin()).remote_channel == 0
+
+
+async def test_a_lost_connection_gives_back_unfailed(client: Client, queue: CreditQueue) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(3)
+    await client.heard()
+    client.connection.lost()
+    assert len(queue.ready) == 3
+    assert ("remove", 1) in queue.calls
+
+
+async def test_a_deleted_queue_detaches_its_links(client: Client, queue: CreditQueue) -> None:
+    await client.attach_receiver("/queues/q")
+    await client.broker.delete_queue("/", "q", if_unused=False, if_empty=False, owner=1)
+    (detach,) = await client.heard()
+    assert detach.error.condition == "amqp:resource-deleted"
+
+
+async def test_what_a_queue_ended_goes_back(client: Client, queue: CreditQueue) -> None:
+    """A queue without a leader ends its consumers; they still have what they hold."""
+    await client.attach_receiver("/queues/q")
+    client.credit(3, incoming_window=2)
+    await client.heard()
+    (consumer,) = queue.consumers
+    queue.consumers.clear()
+    consumer.client.gone = consumer
+    consumer.client.events.on_cancelled(consumer.client, 1, "no leader")
+    (detach,) = await client.heard()
+    assert detach.error.condition == "amqp:illegal-state"
+    assert calls(queue, "return", "remove") == [("return", 1, [0, 2], False)]
+
+
+async def test_a_message_above_the_clients_limit_counts_as_failed(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q", max_message_size=10)
+    client.credit(1)
+    (detach,) = await client.heard()
+    assert detach.error.condition == "amqp:link:message-size-exceeded"
+    assert ("return", 1, [0, 0], True) in queue.calls
+
+
+# Refusals
+
+SQL = {Symbol("f"): Described(Symbol("amqp:sql-filter"), "")}
+
+
+@pytest.mark.parametrize(
+    ("source", "condition", "text"),
+    [
+        (Source(address="/queues/none"), "amqp:not-found", "no queue 'none' in vhost '/'"),
+        (Source(address="/exchanges/x/k"), "amqp:invalid-field", "Attach refused: bad address"),
+        (Source(), "amqp:invalid-field", "Attach refused"),
+        (Source(address="/management"), "amqp:not-implemented", "/management not supported"),
+        (Source(dynamic=True), "amqp:not-implemented", "Dynamic source not supported"),
+        (Source(address="/queues/q", outcomes=("amqp:other:list",)), "amqp:not-implemented",
+         "Outcomes not supported: amqp:other:list"),
+        (Source(address="/queues/q", filter=SQL),
+         "amqp:not-implemented", "Filters not supported: amqp:sql-filter"),
+        (Source(address="/queues/other"), "amqp:resource-locked", "exclusive access to locked"),
+        (Source(address="/queues/secret"), "amqp:unauthorized-access",
+         "read access to queue 'secret' in vhost '/' refused for user 'guest'"),
+    ],
+)  # fmt: skip
+async def test_a_source_that_is_refused(
+    client: Client, queue: CreditQueue, source: Source, condition: str, text: str
+) -> None:
+    client.broker.queue("other", owner=99)
+    client.broker.refuse.add(("read", "queue", "secret"))
+    attach, detach = await client.attach_receiver(None, source=source)
+    assert attach.source is None
+    assert detach.error.condition == condition
+    assert text in detach.error.description
+
+
+async def test_a_queue_may_refuse_a_consumer(client: Client, queue: CreditQueue) -> None:
+    await client.attach_receiver("/queues/q")
+    spec = queue.consumers[0].spec
+    object.__setattr__(spec, "exclusive", True)
+    properties = {Symbol("rabbitmq:priority"): Int(5)}
+    found = await client.attach_receiver("/queues/q", handle=1, properties=properties)
+    assert calls(queue, "subscribe")[-1][1].priority == 5
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("performative", "condition"),
+    [
+        (Attach(name="x", handle=256, role=True), "amqp:connection:framing-error"),
+        (Detach(handle=5), "amqp:session:unattached-handle"),
+        (Transfer(handle=5, delivery_id=0), "amqp:session:unattached-handle"),
+        (Attach(name="again", handle=0, role=True), "amqp:session:handle-in-use"),
+    ],
+)
+async def test_what_ends_a_session_ends_no_other(
+    client: Client, queue: CreditQueue, performative: Any, condition: str
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.send(performative)
+    (end,) = of_kind(await client.heard(), End)
+    assert end.error.condition == condition
+    # Nothing is heard in it until the client ends it, too.
+    client.credit(1)
+    assert await client.heard() == []
+    client.send(End())
+    await client.heard()
+    assert (await client.begin()).remote_channel == 0
+
+
+async def test_a_stream_is_read_from_an_offset(client: Client) -> None:
+    queue = client.broker.queue("s", "stream")
+    offset = Described(Symbol("rabbitmq:stream-offset-spec"), "first")
+    source = Source(address="/queues/s", filter={Symbol("rabbitmq:stream-offset-spec"): offset})
+    (attach,) = await client.attach_receiver(None, source=source)
+    assert attach.source.distribution_mode == "copy"
+    assert attach.source.filter == source.filter
+    ((_, spec),) = calls(queue, "subscribe")
+    assert spec.stream_offset.value == b"first"
+    assert encode(offset)
