@@ -19,7 +19,7 @@ from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.global_parameters import check_number, global_parameters
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.maintenance import drained_nodes
-from convoymq.metadata.topics import find_topic, topic_missing
+from convoymq.metadata.topics import find_topic, get_topic
 from convoymq.metadata.tree import Tree
 from convoymq.model.json import Json
 from convoymq.model.refusals import missing, queue_subject
@@ -152,10 +152,7 @@ class TopicView:
 
     def get(self, vhost: str, name: str) -> TopicRecord:
         """Returns a topic. Raises NotFound."""
-        record = self.find(vhost, name)
-        if record is None:
-            raise topic_missing(vhost, name)
-        return record
+        return get_topic(self._store.tree, vhost, name)
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Calls back from now on when any topic may have changed."""

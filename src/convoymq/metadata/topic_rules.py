@@ -28,15 +28,15 @@ from convoymq.metadata.topic_codec import unpack_group_command, unpack_topic_com
 from convoymq.metadata.topics import (
     GROUP_SEPARATOR,
     PARTITION_TYPE,
+    get_topic,
     partition_queue_name,
-    topic_missing,
     topic_subject,
 )
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.routing.types import ExchangeType
 from convoymq.topics.rules.group import GroupState, Release, Seek, Skip, is_kept
-from convoymq.topics.rules.lineage import Mode, PartitionState, Published
+from convoymq.topics.rules.lineage import Mode, Published
 from convoymq.topics.rules.losses import note_losses
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import first_route
@@ -247,11 +247,7 @@ class Topics:
     # --- inside ----------------------------------------------------------------------------
 
     def _find(self, vhost: str, name: str) -> tuple[Vhost, TopicRecord]:
-        place = self._tree.vhost(vhost)
-        record = place.topics.get(name)
-        if record is None:
-            raise topic_missing(vhost, name)
-        return place, record
+        return self._tree.vhost(vhost), get_topic(self._tree, vhost, name)
 
     def _trace(self, vhost: Vhost) -> TopicTrace | None:
         trace = self._tree.topic_trace
@@ -276,8 +272,7 @@ def _check_name_free(vhost: Vhost, name: str) -> None:
 
 def _placed(state: TopicState) -> set[int]:
     """Returns the partitions that may have a queue."""
-    deleted = PartitionState.DELETED
-    pids = {pid for pid, each in state.lineage.partitions.items() if each.state is not deleted}
+    pids = {pid for pid, each in state.lineage.partitions.items() if not each.is_deleted}
     if state.running is not None:
         pids.update(span.pid for span in state.running.targets)
     return pids - state.lost.keys()

@@ -26,7 +26,7 @@ from convoymq.topics.rules.group import (
     Seek,
     Skip,
 )
-from convoymq.topics.rules.lineage import Mode, PartitionState
+from convoymq.topics.rules.lineage import Mode
 from convoymq.topics.rules.topic import DeclareLost, Delete, Publish, TopicCommand
 
 NAME_BYTES_MAX = 64
@@ -83,7 +83,7 @@ class TopicTrace:
             self._add(words.GIVEN_UP, topic_id(record), command.pid, 0, 0)
         elif isinstance(command, Delete):
             for pid in sorted(command.expired):
-                if record.state.lineage.partitions[pid].state is PartitionState.DELETED:
+                if record.state.lineage.partitions[pid].is_deleted:
                     self._add(words.GIVEN_UP, topic_id(record), pid, flags=words.GROUP_GONE)
 
     def _route(self, vhost: Vhost, record: TopicRecord) -> None:

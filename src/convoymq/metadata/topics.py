@@ -13,6 +13,7 @@ from convoymq.settings.values import Setting
 
 if TYPE_CHECKING:
     from convoymq.metadata.tree import Tree
+    from convoymq.topics.rules.group import GroupState
     from convoymq.topics.rules.routes import Span
 
 PARTITION_PREFIX = "amq.partition."
@@ -55,15 +56,26 @@ def partition_arguments(
     )
 
 
-def topic_missing(vhost: str, name: str) -> NotFound:
-    """Returns the refusal for a topic that does not exist."""
-    return NotFound(f"no topic '{name}' in vhost '{vhost}'")
-
-
 def find_topic(tree: Tree, vhost: str, name: str) -> TopicRecord | None:
     """Returns a topic; None when it, or its virtual host, does not exist."""
     place = tree.vhosts.get(vhost)
     return None if place is None else place.topics.get(name)
+
+
+def get_topic(tree: Tree, vhost: str, name: str) -> TopicRecord:
+    """Returns a topic. Raises NotFound."""
+    record = tree.vhost(vhost).topics.get(name)
+    if record is None:
+        raise NotFound(f"no topic '{name}' in vhost '{vhost}'")
+    return record
+
+
+def get_group(record: TopicRecord, group: str) -> GroupState:
+    """Returns a group of a topic. Raises NotFound."""
+    state = record.groups.get(group)
+    if state is None:
+        raise NotFound(f"no group '{group}' of topic '{record.name}' in vhost '{record.vhost}'")
+    return state
 
 
 def topic_of_group(vhost: Vhost, name: str) -> tuple[TopicRecord, str] | None:

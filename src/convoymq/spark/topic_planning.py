@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from convoymq.spark.errors import SourceError
 from convoymq.spark.planning import share
-from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Partition, PartitionState
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Partition
 from convoymq.topics.rules.positions import check_cover
 from convoymq.topics.rules.refusals import BadPosition
 
@@ -39,7 +39,7 @@ class History:
 
     def is_gone(self, pid: int) -> bool:
         """Returns whether nothing of a partition can be read."""
-        return pid in self.lost or self.partitions[pid].state is PartitionState.DELETED
+        return pid in self.lost or self.partitions[pid].is_deleted
 
     def is_out_of_reach(self, pid: int) -> bool:
         """Returns whether a partition is gone, or was closed without being asked and nobody knows

@@ -359,7 +359,7 @@ def _absent(record: TopicRecord, pid: int, runs: int) -> RunsAnswer:
     was deleted is closed for good: the latest version has its range."""
     state = record.state
     known = state.lineage.partitions.get(pid)
-    if known is not None and known.state is PartitionState.DELETED:
+    if known is not None and known.is_deleted:
         closed = (RunAnswer(Code.CLOSED),) * runs
         return RunsAnswer(closed, to_version=state.lineage.latest.version)
     change = state.running

@@ -145,7 +145,6 @@ class TopicRoutes:
 def lineage_rows(lineage: Lineage, lost: Collection[int]) -> list[list[object]]:
     """Returns a row for each partition that ever was, by version and range: pid, lo, hi, state,
     created and sealed version, offset of CLOSE, parents, children."""
-    every = sorted(lineage.partitions.values(), key=lambda each: (each.created_version, each.lo))
     return [
         [
             each.pid,
@@ -158,5 +157,5 @@ def lineage_rows(lineage: Lineage, lost: Collection[int]) -> list[list[object]]:
             list(each.parents),
             list(each.children),
         ]
-        for each in every
+        for each in lineage.oldest_first()
     ]

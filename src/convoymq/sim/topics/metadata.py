@@ -34,7 +34,7 @@ from convoymq.topics.rules.group import (
     Skip,
 )
 from convoymq.topics.rules.heartbeats import Heartbeat, Leases
-from convoymq.topics.rules.lineage import Mode, PartitionState
+from convoymq.topics.rules.lineage import Mode
 from convoymq.topics.rules.routes import Route
 from convoymq.topics.rules.topic import DeclareLost, Delete, Publish, TopicCommand, TopicState
 
@@ -415,7 +415,7 @@ class SimMetadata:
                 trace(events.Loss(now, name, gen, command.pid, 0, -1, "declared"))
         elif isinstance(command, Delete):
             for pid, partition in topic.lineage.partitions.items():
-                if partition.state is PartitionState.DELETED and pid not in self._deleted:
+                if partition.is_deleted and pid not in self._deleted:
                     self._deleted.add(pid)
                     trace(events.Deleted(now, pid))
                     self.world.partitions.pop(pid, None)

@@ -25,7 +25,7 @@ from convoymq.sim.topics.referee import find_violations
 from convoymq.topics.rules import hashing
 from convoymq.topics.rules.answers import ProduceAnswer
 from convoymq.topics.rules.commands import Open, Produce
-from convoymq.topics.rules.lineage import Mode, PartitionState
+from convoymq.topics.rules.lineage import Mode
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import first_route
 from convoymq.topics.rules.server_lease import ServerLeases
@@ -153,7 +153,7 @@ class TopicWorld(Simulation):
         """Returns the answer for a partition that was deleted, or never came to be."""
         lineage = self.metadata.topic.lineage
         known = lineage.partitions.get(pid)
-        if known is not None and known.state is PartitionState.DELETED:
+        if known is not None and known.is_deleted:
             return ProduceAnswer(Code.CLOSED, to_version=lineage.latest.version)
         return ProduceAnswer(Code.STALE_ROUTE)
 

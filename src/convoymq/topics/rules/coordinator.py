@@ -51,7 +51,7 @@ from convoymq.topics.rules.group import (
     Skip,
 )
 from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
-from convoymq.topics.rules.lineage import Lineage, Mode, PartitionState
+from convoymq.topics.rules.lineage import Lineage, Mode
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import Span
 
@@ -499,14 +499,13 @@ class Coordinator:
         partition = self.lineage.partition(pid)
         begins = partition.is_in(self.state.start_version)
         gone = self._is_gone(pid) or pid in self.state.skipped
-        if not gone or begins or partition.state is PartitionState.DELETED:
+        if not gone or begins or partition.is_deleted:
             return gone
         return all(self._is_left(each) or self._is_passed(each) for each in partition.parents)
 
     def _is_gone(self, pid: int) -> bool:
         """True for what cannot be asked any more."""
-        deleted = self.lineage.partition(pid).state is PartitionState.DELETED
-        return deleted or pid in self.lost
+        return self.lineage.partition(pid).is_deleted or pid in self.lost
 
     def _open(self, pid: int, now_ms: int) -> None:
         state = self.state

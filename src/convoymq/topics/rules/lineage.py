@@ -70,6 +70,15 @@ class Partition:
         return self.state in CLOSED_STATES
 
     @property
+    def is_deleted(self) -> bool:
+        """Return whether its messages are gone."""
+        return self.state is PartitionState.DELETED
+
+    def is_behind(self, version: int) -> bool:
+        """Return whether a group at a route version has left it behind."""
+        return self.sealed_version is not None and self.sealed_version <= version
+
+    @property
     def has_no_messages(self) -> bool:
         """Return whether it was sealed before a message came."""
         return self.close_offset is not None and self.close_offset <= self.open_offset + 1
@@ -234,6 +243,18 @@ class Lineage:
             found.update(dict.fromkeys(new))
             waiting += new
 
+    def oldest_first(self) -> list[Partition]:
+        """Return all partitions, by version and range."""
+        return sorted(self.partitions.values(), key=_age_order)
+
+    def ahead(self, version: int) -> list[Partition]:
+        """Return the partitions that a group at a version has before it, by version and range."""
+        return [
+            each
+            for each in self.oldest_first()
+            if not each.is_deleted and not each.is_behind(version)
+        ]
+
     def chain(self, lp: int) -> tuple[Partition, ...]:
         """Return the partitions that owned a logical partition, the oldest first."""
         owners = [each for each in self.partitions.values() if each.lo <= lp < each.hi]
@@ -244,8 +265,8 @@ class Lineage:
     def drained(self, is_empty: IsEmpty) -> frozenset[int]:
         """Return the partitions that a group has drained (I9). Cost: one pass over all lines."""
         drained: set[int] = set()
-        for each in self._oldest_first():
-            if _is_deleted(each) or (
+        for each in self.oldest_first():
+            if each.is_deleted or (
                 each.is_closed
                 and drained.issuperset(each.parents)
                 and (each.has_no_messages or is_empty(each.pid))
@@ -256,7 +277,7 @@ class Lineage:
     def is_drained(self, pid: int, is_empty: IsEmpty) -> bool:
         """Return whether a group has drained one partition (I9)."""
         return all(
-            _is_deleted(each) or (each.is_closed and (each.has_no_messages or is_empty(each.pid)))
+            each.is_deleted or (each.is_closed and (each.has_no_messages or is_empty(each.pid)))
             for each in (self.partition(pid), *map(self.partition, self.ancestors(pid)))
         )
 
@@ -278,7 +299,7 @@ class Lineage:
                 pid for pid, each in self.partitions.items() if drained.issuperset(each.parents)
             ]
         there = (self.partitions[pid] for pid in pids)
-        kept = (each for each in there if not _is_deleted(each))
+        kept = (each for each in there if not each.is_deleted)
         return tuple(each.pid for each in sorted(kept, key=_age_order))
 
     # --- retention (section 12) ------------------------------------------------------------
@@ -289,7 +310,7 @@ class Lineage:
         The smallest version with a partition that is not deleted would do as well: the steps from
         there to here wait for deleted partitions only.
         """
-        kept = (each for each in self.partitions.values() if not _is_deleted(each))
+        kept = (each for each in self.partitions.values() if not each.is_deleted)
         return min(
             self.latest.version if each.sealed_version is None else each.sealed_version - 1
             for each in kept
@@ -338,14 +359,14 @@ class Lineage:
         """
         reached = min(group_versions, default=self.latest.version)
         found: dict[int, None] = {}
-        for each in self._oldest_first():
+        for each in self.oldest_first():
             held = (each.sealed_version or 0) > reached
             if each.state is not PartitionState.RETIRED or held or not has_expired(each.pid):
                 continue
             merged_with = {pid for child in each.children for pid in self.partitions[child].parents}
             first = [self.partitions[pid] for pid in (*each.parents, *merged_with)]
             older = [p for p in first if _age_order(p) < _age_order(each)]
-            if all(_is_deleted(p) or p.pid in found for p in older):
+            if all(p.is_deleted or p.pid in found for p in older):
                 found[each.pid] = None
         return tuple(found)
 
@@ -378,14 +399,7 @@ class Lineage:
         """Return how many merges a partition comes from, itself included, as far as they are not
         deleted."""
         lines = (self.partitions[each] for each in (pid, *self.ancestors(pid)))
-        return sum(len(each.parents) > 1 and not _is_deleted(each) for each in lines)
-
-    def _oldest_first(self) -> list[Partition]:
-        return sorted(self.partitions.values(), key=_age_order)
-
-
-def _is_deleted(partition: Partition) -> bool:
-    return partition.state is PartitionState.DELETED
+        return sum(len(each.parents) > 1 and not each.is_deleted for each in lines)
 
 
 def _age_order(partition: Partition) -> tuple[int, int]:

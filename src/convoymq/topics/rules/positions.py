@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Lineage, Partition, PartitionState
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Lineage, Partition
 from convoymq.topics.rules.refusals import BadPosition, DataExpired
 
 
@@ -32,9 +32,9 @@ class Position:
 
     def is_finished(self, partition: Partition) -> bool:
         """Return whether no message of a partition is left, whatever comes before it."""
-        if partition.pid in self.drained or partition.state is PartitionState.DELETED:
+        if partition.pid in self.drained or partition.is_deleted:
             return True
-        if (sealed := partition.sealed_version) is not None and sealed <= self.version:
+        if partition.is_behind(self.version):
             return True
         close = partition.close_offset
         return partition.is_closed and close is not None and self.cursor(partition.pid) >= close
@@ -62,7 +62,7 @@ def earliest(lineage: Lineage, bounds: Mapping[int, Bounds]) -> Position:
     """Return the position before all that is kept: the smallest version that still has a partition
     that is not deleted, and the start of each log."""
     version = lineage.first_version()
-    return Position(version, {pid: bounds[pid].start for pid in _ahead(lineage, version)})
+    return Position(version, {each.pid: bounds[each.pid].start for each in lineage.ahead(version)})
 
 
 def from_vector(
@@ -99,16 +99,6 @@ def from_vector(
     return position
 
 
-def _ahead(lineage: Lineage, version: int) -> list[int]:
-    """Return the partitions that a group at a version has before it."""
-    return [
-        pid
-        for pid, each in lineage.partitions.items()
-        if each.state is not PartitionState.DELETED
-        and (each.sealed_version is None or each.sealed_version > version)
-    ]
-
-
 def check_cover(listed: list[Partition], logical: int) -> None:
     """Raises BadPosition unless sorted partitions cover all logical partitions once."""
     reached = 0
@@ -131,7 +121,7 @@ def check_cover(listed: list[Partition], logical: int) -> None:
 def _check_offset(line: Partition, offset: int, kept: Bounds | None) -> None:
     if offset < 0:
         raise BadPosition(f"offset {offset} of partition {line.pid} is negative")
-    if line.state is PartitionState.DELETED:
+    if line.is_deleted:
         if line.close_offset is None or offset < line.close_offset:
             raise DataExpired(line.pid, offset, None)
         return
@@ -159,7 +149,7 @@ def check_position(
     for pid, line in lineage.partitions.items():
         if position.cursor(pid) <= max(first.get(pid, 0), FIRST_USER_OFFSET):
             continue
-        if line.state is PartitionState.DELETED:
+        if line.is_deleted:
             continue
         for parent in line.parents:
             if not position.is_finished(lineage.partitions[parent]):

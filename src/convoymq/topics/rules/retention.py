@@ -139,7 +139,7 @@ class _Followed:
 
     def _held(self, pid: int) -> int:
         partition = self._lineage.partition(pid)
-        if pid in self._lost or partition.state is PartitionState.DELETED:
+        if pid in self._lost or partition.is_deleted:
             return 0
         found = self._stored.get(pid)
         if found is None:

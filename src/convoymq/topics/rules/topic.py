@@ -339,7 +339,7 @@ class TopicState:
         deleted = {
             pid: each.sealed_version or 0
             for pid, each in self.lineage.partitions.items()
-            if each.state is PartitionState.DELETED
+            if each.is_deleted
         }
         return Kept(self.lineage.min_version, max(deleted.values(), default=0), deleted)
 

@@ -27,7 +27,7 @@ from convoymq.metadata.commands import (
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import WEAK
-from convoymq.metadata.topics import find_topic, partition_arguments, topic_missing
+from convoymq.metadata.topics import find_topic, get_group, get_topic, partition_arguments
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
     cluster_partition_limit_reached,
@@ -283,8 +283,7 @@ class TopicAdmin:
         record = self._record(vhost, name)
         state = record.state
         if lineage:
-            every = state.lineage.partitions.values()
-            pids = [each.pid for each in sorted(every, key=lambda p: (p.created_version, p.lo))]
+            pids = [each.pid for each in state.lineage.oldest_first()]
         else:
             route = state.route if version is None else state.lineage.route(version)
             pids = list(route.pids)
@@ -551,7 +550,7 @@ class TopicAdmin:
         """Returns the positions of a group in the partitions that it has before it. Raises
         NotFound."""
         record = self._record(vhost, name)
-        state = self._group(record, group)
+        state = get_group(record, group)
         partitions = views.partitions_ahead(record, state)
         found = await self._partitions.describe_all(record, [each.pid for each in partitions])
         return [views.lag_row(record, state, each, found) for each in partitions]
@@ -610,7 +609,7 @@ class TopicAdmin:
             Unavailable: a partition did not answer in time.
         """
         record = self._record(vhost, name)
-        self._check_idle(record, self._group(record, group))
+        self._check_idle(record, get_group(record, group))
         # A group of that name that is made later must not find anything of this one.
         queues = [self._partitions.get(record, each.pid) for each in views.kept_partitions(record)]
         await asyncio.gather(*(queue.ask(DropGroup(group), self._timeout_s) for queue in queues))
@@ -627,7 +626,7 @@ class TopicAdmin:
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
         record = self._record(vhost, name)
-        state = self._group(record, group)
+        state = get_group(record, group)
         self._check_idle(record, state)
         epoch = state.group_epoch
         version, starts = await cut_of(record, position, self._partitions)
@@ -642,7 +641,7 @@ class TopicAdmin:
                 f"group '{group}' of topic '{name}' or its topic has changed meanwhile: try again"
             )
         record = self._record(vhost, name)
-        return views.group_row(record, self._group(record, group), {})
+        return views.group_row(record, get_group(record, group), {})
 
     async def accept_loss(self, vhost: str, name: str, group: str) -> GapRows:
         """Has a group go on behind messages that retention cut before it had read them; returns
@@ -653,7 +652,7 @@ class TopicAdmin:
             Unavailable: a partition did not answer in time.
         """
         record = self._record(vhost, name)
-        ahead = views.partitions_ahead(record, self._group(record, group))
+        ahead = views.partitions_ahead(record, get_group(record, group))
         queues = {each.pid: self._partitions.get(record, each.pid) for each in ahead}
         answers = await asyncio.gather(
             *(queue.ask(AcceptLoss(group), self._timeout_s) for queue in queues.values())
@@ -685,17 +684,7 @@ class TopicAdmin:
             raise cluster_partition_limit_reached(vhost, name, limit)
 
     def _record(self, vhost: str, name: str) -> TopicRecord:
-        record = self._metadata.tree.vhost(vhost).topics.get(name)
-        if record is None:
-            raise topic_missing(vhost, name)
-        return record
-
-    @staticmethod
-    def _group(record: TopicRecord, group: str) -> GroupState:
-        state = record.groups.get(group)
-        if state is None:
-            raise NotFound(f"no group '{group}' of topic '{record.name}' in vhost '{record.vhost}'")
-        return state
+        return get_topic(self._metadata.tree, vhost, name)
 
     async def _change(
         self, vhost: str, name: str, command: TopicCommand, places: dict[int, int] | None = None

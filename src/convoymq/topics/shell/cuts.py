@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from convoymq.metadata.machine import TopicRecord
 from convoymq.topics.rules import positions
 from convoymq.topics.rules.commands import EARLIEST, LATEST
-from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, PartitionState
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET
 from convoymq.topics.rules.positions import Bounds
 from convoymq.topics.rules.refusals import BadPosition
 
@@ -76,8 +76,7 @@ async def _ends(
 def _kept_pids(record: TopicRecord, version: int) -> list[int]:
     """Returns the partitions of a version that a group can begin in: deleted ones are drained."""
     lineage = record.state.lineage
-    deleted = PartitionState.DELETED
-    return [pid for pid in lineage.route(version).pids if lineage.partition(pid).state != deleted]
+    return [pid for pid in lineage.route(version).pids if not lineage.partition(pid).is_deleted]
 
 
 async def _cut_of_time(record: TopicRecord, time_ms: int, ask: TopicPartitions) -> Cut:
@@ -106,8 +105,7 @@ async def _cut_of_vector(
     asked = [
         pid
         for pid in vector
-        if lineage.partition(pid).state is not PartitionState.DELETED
-        and pid not in record.state.lost
+        if not lineage.partition(pid).is_deleted and pid not in record.state.lost
     ]
     found = await asyncio.gather(*(ask.describe(record, pid) for pid in asked))
     bounds = {
@@ -118,7 +116,9 @@ async def _cut_of_vector(
     begun = [
         pid
         for pid, offset in vector.items()
-        if pid not in pids and offset > FIRST_USER_OFFSET and not _is_behind(record, pid, position)
+        if pid not in pids
+        and offset > FIRST_USER_OFFSET
+        and not lineage.partition(pid).is_behind(position.version)
     ]
     if begun:
         raise BadPosition(
@@ -134,8 +134,3 @@ async def _cut_of_vector(
         else:
             starts[pid] = position.cursor(pid)
     return Cut(position.version, starts)
-
-
-def _is_behind(record: TopicRecord, pid: int, position: positions.Position) -> bool:
-    sealed = record.state.lineage.partition(pid).sealed_version
-    return sealed is not None and sealed <= position.version

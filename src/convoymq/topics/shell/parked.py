@@ -7,8 +7,8 @@ answer is left out where there is something else to say: the group goes on witho
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext, suppress
 from typing import TypedDict
 
 from convoymq.kernels import batch
@@ -17,15 +17,16 @@ from convoymq.messages import record as records
 from convoymq.messages.record import read_record
 from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.metadata.records import TopicRecord
-from convoymq.metadata.topics import find_topic, topic_missing
-from convoymq.model.errors import NotFound, Unavailable
+from convoymq.metadata.topics import get_group, get_topic
+from convoymq.model.errors import Unavailable
 from convoymq.queues.message_checks import check_message
 from convoymq.topics.machine.queue import PartitionQueue
 from convoymq.topics.machine.reads import ParkedRow
 from convoymq.topics.rules.answers import ParkAnswer
 from convoymq.topics.rules.commands import ReplaceParked, ResumeParked, SkipParked
+from convoymq.topics.rules.group import GroupState
 from convoymq.topics.rules.hashing import logical_partition
-from convoymq.topics.rules.lineage import Partition, PartitionState
+from convoymq.topics.rules.lineage import Partition
 from convoymq.topics.rules.refusals import Code, NotParked
 from convoymq.topics.shell.partitions import TopicPartitions
 
@@ -67,13 +68,12 @@ class ParkedKeys:
             NotFound: no such topic or group.
             Unavailable: a partition that was not skipped does not answer.
         """
-        record = self._topic(vhost, name, group)
+        record = get_topic(self._tree, vhost, name)
+        state = get_group(record, group)
         found: list[ParkedKeyRow] = []
-        for pid in _ahead(record, group):
-            found += await _listed(self._partition(record, pid), group, pid)
-        for pid in _skipped(record, group):
-            with suppress(Unavailable):
-                found += await _listed(self._partition(record, pid), group, pid)
+        for each in _places(record, state):
+            with suppress(Unavailable) if each.pid in state.skipped else nullcontext():
+                found += await _listed(self._partitions.get(record, each.pid), group, each.pid)
         return found
 
     async def resume(
@@ -87,10 +87,8 @@ class ParkedKeys:
             NotParked: no such key.
             Unavailable: a partition does not answer.
         """
-        record = self._topic(vhost, name, group)
-        for pid in _that_may_have(record, group, key):
-            answer = await self._partition(record, pid).ask(ResumeParked(group, key, once))
-            if _is_done(answer):
+        for partition in self._that_may_have(vhost, name, group, key):
+            if _is_done(await partition.ask(ResumeParked(group, key, once))):
                 return
         raise NotParked(group, key)
 
@@ -121,27 +119,22 @@ class ParkedKeys:
         key: bytes,
         command: Callable[[ParkedRow], SkipParked | ReplaceParked],
     ) -> None:
-        record = self._topic(vhost, name, group)
-        for pid in _that_may_have(record, group, key):
-            partition = self._partition(record, pid)
+        for partition in self._that_may_have(vhost, name, group, key):
             async for row in _rows(partition, group):
                 if row.key == key and _is_done(await partition.ask(command(row))):
                     return
         raise NotParked(group, key)
 
-    def _topic(self, vhost: str, name: str, group: str) -> TopicRecord:
-        record = find_topic(self._tree, vhost, name)
-        if record is None:
-            raise topic_missing(vhost, name)
-        if group not in record.groups:
-            raise NotFound(f"no group '{group}' of topic '{name}' in vhost '{vhost}'")
-        return record
-
-    def _partition(self, record: TopicRecord, pid: int) -> PartitionQueue:
-        found = self._partitions.find(record.vhost, record.name, pid)
-        if found is None:
-            raise Unavailable(f"partition {pid} of topic '{record.name}' is not open here yet")
-        return found
+    def _that_may_have(
+        self, vhost: str, name: str, group: str, key: bytes
+    ) -> Iterator[PartitionQueue]:
+        """Yields the partitions in which a group may have parked a key. Raises NotFound,
+        Unavailable."""
+        record = get_topic(self._tree, vhost, name)
+        lp = logical_partition(key, record.logical, record.hash_seed) if key else -1
+        for each in _places(record, get_group(record, group)):
+            if not key or each.lo <= lp < each.hi:
+                yield self._partitions.get(record, each.pid)
 
 
 def with_body(message: bytes, body: bytes, user: User) -> bytes:
@@ -158,40 +151,15 @@ def with_body(message: bytes, body: bytes, user: User) -> bytes:
     return batch.slice_records(bytes(target.pending[0].bytes()), 0, 0, 1)
 
 
-def _ahead(record: TopicRecord, group: str) -> list[int]:
-    """Returns the partitions that a group has not left behind, the oldest first."""
-    state = record.groups[group]
-
-    def is_ahead(each: Partition) -> bool:
-        left = each.sealed_version is not None and each.sealed_version <= state.cv
-        return not left and each.pid not in state.skipped
-
-    return _by_age(record, is_ahead)
-
-
-def _skipped(record: TopicRecord, group: str) -> list[int]:
-    """Returns the partitions that a group has skipped, the oldest first."""
-    return _by_age(record, lambda each: each.pid in record.groups[group].skipped)
-
-
-def _by_age(record: TopicRecord, wanted: Callable[[Partition], bool]) -> list[int]:
-    there = (
+def _places(record: TopicRecord, group: GroupState) -> list[Partition]:
+    """Returns the partitions in which a group may have parked keys, the oldest first; those that it
+    skipped, which may not answer, come last."""
+    found = [
         each
-        for each in record.state.lineage.partitions.values()
-        if each.state is not PartitionState.DELETED and wanted(each)
-    )
-    return [each.pid for each in sorted(there, key=lambda each: (each.created_version, each.lo))]
-
-
-def _that_may_have(record: TopicRecord, group: str, key: bytes) -> list[int]:
-    """Returns the partitions in which a group may have parked a key; those that it skipped, which
-    may not answer, come last."""
-    found = [*_ahead(record, group), *_skipped(record, group)]
-    if not key:
-        return found
-    lp = logical_partition(key, record.logical, record.hash_seed)
-    lineage = record.state.lineage
-    return [pid for pid in found if lineage.partition(pid).lo <= lp < lineage.partition(pid).hi]
+        for each in record.state.lineage.oldest_first()
+        if not each.is_deleted and (each.pid in group.skipped or not each.is_behind(group.cv))
+    ]
+    return sorted(found, key=lambda each: each.pid in group.skipped)
 
 
 async def _listed(partition: PartitionQueue, group: str, pid: int) -> list[ParkedKeyRow]:

@@ -9,7 +9,7 @@ from convoymq.topics.machine.reads import GroupDescription, PartitionDescription
 from convoymq.topics.rules.changes import Change, Kind, Phase
 from convoymq.topics.rules.commands import EARLIEST, LATEST
 from convoymq.topics.rules.group import GroupState, Loss
-from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Lineage, Partition, PartitionState
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Lineage, Partition
 from convoymq.topics.rules.routes import Span
 from convoymq.topics.shell.rows import (
     ChangeRow,
@@ -143,12 +143,11 @@ def partition_detail(
 def kept_partitions(record: TopicRecord) -> list[Partition]:
     """Returns the partitions that can be asked, by version and range."""
     state = record.state
-    found = [
+    return [
         each
-        for each in state.lineage.partitions.values()
-        if each.state is not PartitionState.DELETED and each.pid not in state.lost
+        for each in state.lineage.oldest_first()
+        if not each.is_deleted and each.pid not in state.lost
     ]
-    return sorted(found, key=lambda each: (each.created_version, each.lo))
 
 
 # --- groups --------------------------------------------------------------------------------
@@ -190,11 +189,7 @@ def _group_state(record: TopicRecord, group: GroupState) -> str:
 
 def partitions_ahead(record: TopicRecord, group: GroupState) -> list[Partition]:
     """Returns the partitions that a group has not left behind, by version and range."""
-    return [
-        each
-        for each in kept_partitions(record)
-        if each.sealed_version is None or each.sealed_version > group.cv
-    ]
+    return [each for each in kept_partitions(record) if not each.is_behind(group.cv)]
 
 
 def lag_row(

@@ -124,11 +124,17 @@ class Topic:
         record = SimpleNamespace(
             vhost="/", name="orders", logical=LOGICAL, hash_seed=0, state=state, groups={"g": group}
         )
-        tree: Any = SimpleNamespace(vhosts={"/": SimpleNamespace(topics={"orders": record})})
+        vhosts = {"/": SimpleNamespace(topics={"orders": record})}
+        tree: Any = SimpleNamespace(vhost=vhosts.__getitem__)
         self.lineage = state.lineage
         self.partitions: dict[int, FakePartition] = {pid: FakePartition() for pid in range(4)}
-        found: Any = SimpleNamespace(find=lambda _vhost, _name, pid: self.partitions.get(pid))
+        found: Any = SimpleNamespace(get=self._get)
         self.keys = ParkedKeys(tree, found)
+
+    def _get(self, _record: object, pid: int) -> FakePartition:
+        if pid not in self.partitions:
+            raise Unavailable(f"partition {pid} is not open here")
+        return self.partitions[pid]
 
     def park(self, pid: int, key: bytes, offsets: range = range(1, 2)) -> None:
         for offset in offsets:
