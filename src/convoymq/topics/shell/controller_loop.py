@@ -61,19 +61,20 @@ class ControllerLoop(LeaderTask):
             lead, 0 = any.
     """
 
+    BEGINS_ANEW = frozenset((ChangeKind.RESTORED,))
+    """All states are other objects then."""
+
     def __init__(self, own: TopicNode, place: Callable[[int], tuple[int, ...]]) -> None:
         super().__init__(own)
         self._place = place
         self._epoch_ms = 0
         """Wall clock when the monotonic one was 0: times of a term do not jump."""
         self._controllers: dict[TopicKey, Controller] = {}
-        self._due: set[TopicKey] = set()
         self._leases: dict[TopicKey, ServerLeases] = {}
         self.external_seals = 0
         """Partitions that this loop had sealed from outside."""
         self._recording: dict[TopicKey, set[int]] = {}
         """Partitions whose seals are proposed."""
-        self._is_called = False
         self.phases = ChangePhases()
         """Durations of the changes that this node drives."""
 
@@ -81,34 +82,20 @@ class ControllerLoop(LeaderTask):
 
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
-        if change.kind is ChangeKind.RESTORED:
-            # All states are other objects now.
-            self._term = -1
-            self._call()
-        elif change.kind is ChangeKind.TOPIC:
+        super().on_change(change)
+        if change.kind in (ChangeKind.RESTORED, ChangeKind.TOPIC):
+            self._run_soon(self.tick)
+        if change.kind is ChangeKind.TOPIC and self.leads:
             key = TopicKey(change.vhost, change.topic)
-            self._due.add(key)
-            self._call()
             record = self._record(key)
-            if record is not None and self.leads:
+            if record is not None:
                 self.phases.look(key, record.state.change, self._clock.monotonic_ms())
 
     def tick(self) -> None:
         """Does what is due again; to be called a few times a second."""
-        self._run()
-
-    def _call(self) -> None:
-        if not self._is_called:
-            self._is_called = True
-            self._call_soon(self._run)
-
-    def _run(self) -> None:
-        self._is_called = False
-        if not self._follow_term():
-            return
-        due, self._due = self._due, set()
-        for key in {*due, *self._controllers}:
-            self._work_on(key)
+        if self._follow_term():
+            for key in {*self._take_due(), *self._controllers}:
+                self._work_on(key)
 
     def _begin_term(self) -> None:
         super()._begin_term()
@@ -119,8 +106,8 @@ class ControllerLoop(LeaderTask):
         self._due.update(self._topics())
 
     def _end_term(self) -> None:
+        super()._end_term()
         self._controllers.clear()
-        self._due.clear()
         self._recording.clear()
         self.phases.forget()
 
@@ -259,10 +246,8 @@ class ControllerLoop(LeaderTask):
 
     def _await_open(self, key: TopicKey, controller: Controller, create: Create) -> None:
         queue = self._partitions.find(*key, create.pid)
-        question = (key, "open", create.pid, controller)
-        if queue is None or question in self._under_way:
+        if queue is None:
             return
-        self._under_way.add(question)
 
         async def wait() -> None:
             try:
@@ -270,13 +255,11 @@ class ControllerLoop(LeaderTask):
             except BrokerError:
                 # The controller asks again, and replaces it in the end.
                 return
-            finally:
-                self._under_way.discard(question)
             if self._is_current(key, controller):
                 controller.on_created(create)
                 self._perform(key, controller)
 
-        self._spawn(wait())
+        self._spawn_once((key, "open", create.pid, controller), wait)
 
     # --- commands of partitions ------------------------------------------------------------
 

@@ -43,7 +43,7 @@ from convoymq.topics.shell.group_messages import (
     process_of,
     unpack_heartbeat,
 )
-from convoymq.topics.shell.leader_task import PROPOSAL_TIMEOUT_MS, LeaderTask, TopicKey, TopicNode
+from convoymq.topics.shell.leader_task import LeaderTask, TopicKey, TopicNode
 from convoymq.topics.shell.measures import GroupStalls
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP
@@ -62,9 +62,6 @@ class _Seat:
     """The latest heartbeat of each member, its answer, and the node that it came from."""
     woken: set[str] = field(default_factory=set)
     """Members that were asked for a heartbeat, until it comes."""
-    proposed: set[GroupCommand] = field(default_factory=set)
-    told: set[Tell] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
     drained_ms: dict[int, int] = field(default_factory=dict)
     """By version to which the group advances, when all sources were known to be drained; until a
     partition of that version has a lease."""
@@ -99,9 +96,6 @@ class GroupCoordinators(LeaderTask):
         self._wake = wake
         self._has_ended = has_ended
         self._seats: dict[GroupName, _Seat] = {}
-        self._due: set[tuple[str, str]] = set()
-        """Topics that the tree has changed."""
-        self._is_called = False
         self._ticked_ms = 0
         self.stalls = GroupStalls()
         """Of the groups that this node coordinates."""
@@ -145,17 +139,14 @@ class GroupCoordinators(LeaderTask):
 
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
+        super().on_change(change)
         if change.kind is ChangeKind.RESTORED:
-            self._due.update(name[:2] for name in self._seats)
-        elif change.kind is ChangeKind.TOPIC:
-            self._due.add((change.vhost, change.topic))
-        if self._due and not self._is_called:
-            self._is_called = True
-            self._call_soon(self._follow)
+            self._due.update(TopicKey(*name[:2]) for name in self._seats)
+        if self._due:
+            self._run_soon(self._follow)
 
     def _follow(self) -> None:
-        self._is_called = False
-        due, self._due = self._due, set()
+        due = self._take_due()
         for seat in [seat for seat in self._seats.values() if seat.name[:2] in due]:
             self._step(seat)
 
@@ -187,6 +178,7 @@ class GroupCoordinators(LeaderTask):
                     self._open(GroupName(topic.vhost, topic.name, group), topic)
 
     def _end_term(self) -> None:
+        super()._end_term()
         self._seats.clear()
 
     def _seat(self, name: GroupName) -> _Seat:
@@ -290,33 +282,24 @@ class GroupCoordinators(LeaderTask):
                     self._control.tell(node, KIND_TOPIC_GROUP, [WAKE, member])
 
     def _propose(self, seat: _Seat, command: GroupCommand) -> None:
-        if command in seat.proposed:
-            return
-        seat.proposed.add(command)
         if isinstance(command, Advance) and seat.core.state.members:
             seat.drained_ms.setdefault(command.to, self._clock.monotonic_ms())
         name = seat.name
         change = ChangeGroup(
             vhost=name.vhost, name=name.topic, group=name.group, command=pack_command(command)
         )
-
-        def done(reply: object, error: BrokerError | None) -> None:
-            # Refused or too late: it is proposed again when it is still to be done.
-            seat.proposed.discard(command)
-
-        self._store.submit(change, done, PROPOSAL_TIMEOUT_MS)
+        # Refused or too late: it is proposed again when it is still to be done.
+        self._propose_once((seat, command), change, lambda reply, error: None)
 
     def _tell(self, seat: _Seat, tell: Tell) -> None:
         queue = self._partitions.find(seat.name.vhost, seat.name.topic, tell.pid)
-        if queue is None or tell in seat.told:
-            return
-        seat.told.add(tell)
-        queue.tell(tell.command, partial(self._told, seat, tell))
+        if queue is not None:
+            begin = partial(queue.tell, tell.command)
+            self._once((seat, tell), begin, partial(self._told, seat, tell))
 
     def _told(
         self, seat: _Seat, tell: Tell, outcome: Outcome | None, error: BrokerError | None
     ) -> None:
-        seat.told.discard(tell)
         if isinstance(outcome, Answer) and isinstance(tell.command, Lease):
             self._leased(seat, tell.pid, outcome)
         if self._seats.get(seat.name) is seat and isinstance(
@@ -337,12 +320,10 @@ class GroupCoordinators(LeaderTask):
     def _ask_drained(self, seat: _Seat, ask: AskDrained) -> None:
         pid, group_epoch, whole = ask.pid, ask.group_epoch, ask.whole
         queue = self._partitions.find(seat.name.vhost, seat.name.topic, pid)
-        if queue is None or pid in seat.asked:
+        if queue is None:
             return
-        seat.asked.add(pid)
 
         def answered(drained: bool | None, error: BrokerError | None) -> None:
-            seat.asked.discard(pid)
             if drained is None or self._seats.get(seat.name) is not seat:
                 return
             now_ms = self._clock.monotonic_ms()
@@ -352,7 +333,8 @@ class GroupCoordinators(LeaderTask):
                 seat.core.on_undrained(pid, group_epoch, now_ms)
             self._perform(seat)
 
-        queue.drained(seat.name.group, group_epoch, answered, whole=whole)
+        begin = partial(queue.drained, seat.name.group, group_epoch, whole=whole)
+        self._once((seat, pid), begin, answered)
 
     def _ask_expired(self, seat: _Seat, pid: int, group_epoch: int) -> None:
         """Asks a partition what it has dropped before the group had read it."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import NamedTuple
 
 import structlog
 
@@ -31,7 +30,7 @@ from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.queues.placement import Placement
 from convoymq.topics.rules.lineage import Partition
 from convoymq.topics.shell import views
-from convoymq.topics.shell.leader_task import LeaderTask, TopicKey, TopicNode
+from convoymq.topics.shell.leader_task import LeaderTask, Place, TopicNode
 from convoymq.topics.shell.rows import DrainRow, DrainRows, DrainStateRow, DrainStateRows
 
 log = structlog.get_logger()
@@ -50,19 +49,6 @@ class DrainState(Enum):
     DRAINING = "draining"
     READ_ONLY = "read_only"
     REMOVABLE = "removable"
-
-
-class Place(NamedTuple):
-    """A partition."""
-
-    vhost: str
-    topic: str
-    pid: int
-
-    @property
-    def key(self) -> TopicKey:
-        """Returns its topic."""
-        return TopicKey(self.vhost, self.topic)
 
 
 class TopicDrains(LeaderTask):
@@ -86,7 +72,6 @@ class TopicDrains(LeaderTask):
         self._placement = placement
         self._move = move
         self._timeout_s = timeout_s
-        self._is_busy = False
 
     # --- what operators ask for ------------------------------------------------------------
 
@@ -246,14 +231,10 @@ class TopicDrains(LeaderTask):
 
     def tick(self) -> None:
         """Has the next partitions moved; to be called a few times a second."""
-        if self._is_busy or not self._draining() or not self._follow_term():
-            return
-        due = self._due()
-        if due:
-            self._is_busy = True
-            self._spawn(self._carry_out(due))
+        if self._draining() and self._follow_term():
+            self._spawn_once("moves", self._move_next)
 
-    def _due(self) -> list[Place]:
+    def _next(self) -> list[Place]:
         """Returns the partitions to be moved next: one of each topic that no change runs in."""
         draining = self._draining()
         running = 0
@@ -268,12 +249,9 @@ class TopicDrains(LeaderTask):
                 due.append(Place(record.vhost, record.name, pids[0]))
         return due[: max(0, TOPICS_AT_ONCE - running)]
 
-    async def _carry_out(self, due: list[Place]) -> None:
-        try:
-            for place in due:
-                await self._move_away(place)
-        finally:
-            self._is_busy = False
+    async def _move_next(self) -> None:
+        for place in self._next():
+            await self._move_away(place)
 
     async def _move_away(self, place: Place) -> None:
         record = self._record(place.key)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import Command
-from convoymq.metadata.machine import TopicRecord
+from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.topic_settings import Settings
 from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
@@ -35,6 +35,19 @@ class TopicKey(NamedTuple):
     name: str
 
 
+class Place(NamedTuple):
+    """A partition."""
+
+    vhost: str
+    topic: str
+    pid: int
+
+    @property
+    def key(self) -> TopicKey:
+        """Returns its topic."""
+        return TopicKey(self.vhost, self.topic)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicNode:
     """Parts of a node that its tasks share."""
@@ -52,6 +65,9 @@ class TopicNode:
 class LeaderTask:
     """See the module text. One of a kind per node."""
 
+    BEGINS_ANEW: ClassVar[frozenset[ChangeKind]] = frozenset()
+    """Changes of the tree after which nothing that a task knows of it is current."""
+
     def __init__(self, own: TopicNode) -> None:
         self._node = own.node
         self._store = own.store
@@ -61,13 +77,38 @@ class LeaderTask:
         self._spawn = own.spawn
         self._term = -1
         """The term that has begun; -1: this node does not lead, or has to begin anew."""
+        self._due: set[TopicKey] = set()
+        """Topics that the tree has changed since they were looked at."""
         self._under_way: set[Hashable] = set()
-        """Proposals, commands and questions without an answer."""
+        """Proposals, commands and questions without an answer, and work that has not ended."""
+        self._is_called = False
 
     @property
     def leads(self) -> bool:
         """Returns whether this node leads the metadata group."""
         return self._store.leader == self._node
+
+    def on_change(self, change: Change) -> None:
+        """The tree has changed."""
+        if change.kind is ChangeKind.TOPIC:
+            self._due.add(TopicKey(change.vhost, change.topic))
+        elif change.kind in self.BEGINS_ANEW:
+            self._term = -1
+
+    def _take_due(self) -> set[TopicKey]:
+        due, self._due = self._due, set()
+        return due
+
+    def _run_soon(self, run: Callable[[], None]) -> None:
+        """Runs a method when the present callback is done, once for all calls until then."""
+
+        def called() -> None:
+            self._is_called = False
+            run()
+
+        if not self._is_called:
+            self._is_called = True
+            self._call_soon(called)
 
     def _follow_term(self) -> bool:
         """Begins and ends terms; returns whether this node leads."""
@@ -86,6 +127,7 @@ class LeaderTask:
 
     def _end_term(self) -> None:
         """Forgets all; called again and again while this node does not lead."""
+        self._due.clear()
 
     def _records(self) -> Iterator[TopicRecord]:
         for vhost in self._store.tree.vhosts.values():
@@ -118,6 +160,22 @@ class LeaderTask:
             done(answer, error)
 
         begin(answered)
+
+    def _spawn_once(
+        self, what: Hashable, work: Callable[[], Coroutine[object, object, None]]
+    ) -> None:
+        """Runs a coroutine, unless it is under way."""
+        if what in self._under_way:
+            return
+        self._under_way.add(what)
+
+        async def run() -> None:
+            try:
+                await work()
+            finally:
+                self._under_way.discard(what)
+
+        self._spawn(run())
 
     def _propose_once(self, what: Hashable, command: Command, done: Answered[object]) -> None:
         """Proposes a command of the tree, unless it is under way."""

@@ -132,19 +132,16 @@ class ScalingLoop(LeaderTask):
         self.counters = ScalingCounters()
         self._term_ms = 0
         """Time at which this node began to lead."""
-        self._changed: set[TopicKey] = set()
-        """Topics whose settings may be others than their seats know."""
         self._all_changed = True
+        """Settings of any topic may be others than its seat knows."""
         self._seats: dict[TopicKey, _Seat] = {}
 
     # --- when ------------------------------------------------------------------------------
 
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
-        if change.kind is ChangeKind.TOPIC:
-            self._changed.add(TopicKey(change.vhost, change.topic))
-        elif change.kind in (ChangeKind.POLICIES, ChangeKind.RESTORED):
-            self._all_changed = True
+        super().on_change(change)
+        self._all_changed |= change.kind in (ChangeKind.POLICIES, ChangeKind.RESTORED)
 
     def tick(self) -> None:
         """Does what is due; to be called a few times a second."""
@@ -153,11 +150,9 @@ class ScalingLoop(LeaderTask):
         now_ms = self._clock.now_ms()
         if self._all_changed:
             self._all_changed = False
-            self._changed.update(self._seats, self._topics())
-        if self._changed:
-            changed, self._changed = self._changed, set()
-            for key in changed:
-                self._seat(key)
+            self._due.update(self._seats, self._topics())
+        for key in self._take_due():
+            self._seat(key)
         for key, seat in list(self._seats.items()):
             if seat.due_ms <= now_ms:
                 self._look(key, seat, now_ms)
@@ -169,8 +164,8 @@ class ScalingLoop(LeaderTask):
         self._all_changed = True
 
     def _end_term(self) -> None:
+        super()._end_term()
         self._seats.clear()
-        self._changed.clear()
 
     def _seat(self, key: TopicKey) -> None:
         """Makes, changes or removes what is known of a topic, as its settings say."""
@@ -377,11 +372,9 @@ class ScalingLoop(LeaderTask):
 
     # --- explaining ------------------------------------------------------------------------
 
-    def explain(self, vhost: str, name: str) -> ScalingRow | None:
-        """Returns what was decided last, and from what; None: there is no such topic."""
-        record = self._record(TopicKey(vhost, name))
-        if record is None:
-            return None
+    def explain(self, record: TopicRecord) -> ScalingRow:
+        """Returns what was decided last about a topic, and from what."""
+        vhost, name = record.vhost, record.name
         settings = self._settings_of(record)
         policy = policy_of(settings)
         row: ScalingRow = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from convoymq.metadata.topics import topic_missing
+from convoymq.metadata.topics import get_topic
 from convoymq.model.errors import PeerError, Unavailable
 from convoymq.topics.shell.scaling_loop import ScalingLoop
 from convoymq.topics.shell.scaling_rows import ScalingRow
@@ -34,12 +34,9 @@ class ScalingQuestion:
             raise Unavailable("this node does not lead the metadata group")
         match body:
             case [str(vhost), str(name)]:
-                row = self._loop.explain(vhost, name)
+                return self._loop.explain(get_topic(self._store.tree, vhost, name))
             case _:
                 raise PeerError("malformed question about an autoscaler")
-        if row is None:
-            raise topic_missing(vhost, name)
-        return row
 
     async def __call__(self, vhost: str, name: str) -> ScalingRow:
         """Returns what is decided. Raises NotFound, Unavailable."""

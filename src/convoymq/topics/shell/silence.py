@@ -11,6 +11,7 @@ Source: ordered topics, section 10.3; ADR 0074.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 
@@ -18,7 +19,7 @@ from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.topic_settings import SEAL_AFTER, duration_of
 from convoymq.model.errors import BrokerError
-from convoymq.topics.shell.leader_task import LeaderTask, TopicKey, TopicNode
+from convoymq.topics.shell.leader_task import LeaderTask, Place, TopicKey, TopicNode
 
 log = structlog.get_logger()
 
@@ -43,8 +44,7 @@ class SilentPartitions(LeaderTask):
         self._seal = seal
         self._limits_ms: dict[TopicKey, int] | None = None
         """Of the topics that have the setting; None: to be looked up."""
-        self._since_ms: dict[tuple[TopicKey, int], int] = {}
-        self._asked: set[tuple[TopicKey, int]] = set()
+        self._since_ms: dict[Place, int] = {}
         self._looked_ms = 0
 
     def on_change(self, change: Change) -> None:
@@ -62,21 +62,21 @@ class SilentPartitions(LeaderTask):
         self._looked_ms = now_ms
         if self._limits_ms is None:
             self._limits_ms = self._look_up()
-        silent: dict[tuple[TopicKey, int], int] = {}
+        silent: dict[Place, int] = {}
         for key, limit_ms in self._limits_ms.items():
             record = self._record(key)
             for pid in () if record is None else record.state.route.pids:
-                place = (key, pid)
+                place = Place(*key, pid)
                 assert record is not None
                 if not self._is_silent(record, pid):
                     continue
                 silent[place] = self._since_ms.get(place, now_ms)
-                if now_ms >= silent[place] + limit_ms and place not in self._asked:
-                    self._asked.add(place)
-                    self._spawn(self._give_up(key, pid))
+                if now_ms >= silent[place] + limit_ms:
+                    self._spawn_once(place, partial(self._give_up, place))
         self._since_ms = silent
 
     def _end_term(self) -> None:
+        super()._end_term()
         self._since_ms.clear()
 
     def _look_up(self) -> dict[TopicKey, int]:
@@ -94,16 +94,10 @@ class SilentPartitions(LeaderTask):
         queue = self._partitions.find(record.vhost, record.name, pid)
         return queue is not None and queue.leader is None
 
-    async def _give_up(self, key: TopicKey, pid: int) -> None:
-        place = (key, pid)
+    async def _give_up(self, place: Place) -> None:
         try:
-            await self._seal(key.vhost, key.name, pid)
+            await self._seal(*place)
         except BrokerError as error:
             # It answers, or another change runs: its time begins anew.
-            log.debug(
-                "topics.partition_not_given_up",
-                vhost=key.vhost, topic=key.name, pid=pid, reason=error.text,
-            )  # fmt: skip
+            log.debug("topics.partition_not_given_up", reason=error.text, **place._asdict())
             self._since_ms.pop(place, None)
-        finally:
-            self._asked.discard(place)

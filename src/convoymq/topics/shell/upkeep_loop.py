@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from convoymq.metadata.commands import ChangeGroup, ChangeTopic, Command
-from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
+from convoymq.metadata.machine import ChangeKind, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import GROUP_TTL, MAX_AGE, Settings, duration_of, length_of
 from convoymq.model.errors import BrokerError
@@ -69,6 +69,8 @@ class UpkeepLoop(LeaderTask):
         group_ttl_ms: of groups of topics that say nothing about it.
     """
 
+    BEGINS_ANEW = frozenset((ChangeKind.RESTORED, ChangeKind.POLICIES))
+
     def __init__(
         self,
         own: TopicNode,
@@ -80,7 +82,6 @@ class UpkeepLoop(LeaderTask):
         self._group_ttl_ms = group_ttl_ms
         self._producer_ttl_ms = producer_ttl_ms
         self.counters = UpkeepCounters()
-        self._due: set[TopicKey] = set()
         self._due_ms: dict[TopicKey, int] = {}
         """Times at which topics are to be looked at, of those that wait for a time."""
         self._known: dict[TopicKey, _Known] = {}
@@ -88,19 +89,12 @@ class UpkeepLoop(LeaderTask):
 
     # --- when ------------------------------------------------------------------------------
 
-    def on_change(self, change: Change) -> None:
-        """The tree has changed."""
-        if change.kind is ChangeKind.TOPIC:
-            self._due.add(TopicKey(change.vhost, change.topic))
-        elif change.kind in (ChangeKind.RESTORED, ChangeKind.POLICIES):
-            self._term = -1
-
     def tick(self) -> None:
         """Does what is due; to be called a few times a second."""
         if not self._follow_term():
             return
         now_ms = self._clock.now_ms()
-        due, self._due = self._due, set()
+        due = self._take_due()
         due.update(key for key, due_ms in self._due_ms.items() if due_ms <= now_ms)
         for key in due:
             self._look(key, now_ms)
@@ -114,9 +108,6 @@ class UpkeepLoop(LeaderTask):
         self._known.clear()
         self._producers_ms = self._clock.now_ms() + PRODUCERS_MS
         self._due.update(self._topics())
-
-    def _end_term(self) -> None:
-        self._due.clear()
 
     def _look_at(self, key: TopicKey, due_ms: int) -> None:
         """Has a topic looked at, at the latest then."""
@@ -194,7 +185,7 @@ class UpkeepLoop(LeaderTask):
             return
         lines = record.state.lineage.partitions
         # A group may have come back meanwhile that holds some of them.
-        gone = [p for p in sorted(command.expired) if lines[p].state is PartitionState.DELETED]
+        gone = [p for p in sorted(command.expired) if lines[p].is_deleted]
         known = self._known.get(key, _Known())
         for pid in gone:
             known.stored.pop(pid, None)

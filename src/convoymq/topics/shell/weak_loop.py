@@ -15,8 +15,8 @@ A new leader of the metadata begins to wait anew. Partitions of strict topics ar
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple
 
 import structlog
 
@@ -24,21 +24,14 @@ from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_settings import WEAK, Settings, lost_after_of, weak_wait_of
 from convoymq.model.errors import BrokerError
 from convoymq.topics.shell.admin import TopicAdmin
-from convoymq.topics.shell.leader_task import LeaderTask, TopicNode
+from convoymq.topics.shell.leader_task import LeaderTask, Place, TopicNode
 
 log = structlog.get_logger()
 
 ASK_MS = 1_000
 """Pause between two questions to a partition."""
-
-
-class Place(NamedTuple):
-    """A partition of a topic. `sealed`: from outside; then its time begins anew."""
-
-    vhost: str
-    topic: str
-    pid: int
-    sealed: bool
+Waited = tuple[Place, bool]
+"""A partition, and whether it is sealed from outside: then its time begins anew."""
 
 
 class WeakLoop(LeaderTask):
@@ -48,9 +41,8 @@ class WeakLoop(LeaderTask):
         super().__init__(own)
         self._admin = admin
         self._asked_ms = -ASK_MS
-        self._heard_ms: dict[Place, int] = {}
+        self._heard_ms: dict[Waited, int] = {}
         """Times at which partitions answered last, or were asked first."""
-        self._acting: set[Place] = set()
 
     def tick(self) -> None:
         """Asks, and gives up what was silent for too long; to be called a few times a second."""
@@ -63,12 +55,12 @@ class WeakLoop(LeaderTask):
             # The node stood still, and heard nobody meanwhile.
             self._heard_ms.clear()
         self._asked_ms = now_ms
-        seen: set[Place] = set()
+        seen: set[Waited] = set()
         for record in self._records():
             if record.mode == WEAK:
                 seen |= self._look_at(record, self._settings_of(record), now_ms)
-        for place in self._heard_ms.keys() - seen:
-            del self._heard_ms[place]
+        for each in self._heard_ms.keys() - seen:
+            del self._heard_ms[each]
 
     def _begin_term(self) -> None:
         super()._begin_term()
@@ -76,39 +68,39 @@ class WeakLoop(LeaderTask):
         self._asked_ms = self._clock.monotonic_ms()
 
     def _end_term(self) -> None:
+        super()._end_term()
         self._heard_ms.clear()
 
-    def _look_at(self, record: TopicRecord, settings: Settings, now_ms: int) -> set[Place]:
+    def _look_at(self, record: TopicRecord, settings: Settings, now_ms: int) -> set[Waited]:
         state = record.state
-        places = {Place(record.vhost, record.name, pid, False) for pid in state.route.pids}
-        places |= {Place(record.vhost, record.name, pid, True) for pid in state.unknown_ends()}
-        for place in places:
-            heard_ms = self._heard_ms.setdefault(place, now_ms)
-            self._ask(place)
-            wait_ms = lost_after_of(settings) if place.sealed else weak_wait_of(settings)
-            if now_ms >= heard_ms + wait_ms and place not in self._acting:
-                self._acting.add(place)
-                self._spawn(self._go_on_without(place))
-        return places
+        waited = {(Place(record.vhost, record.name, pid), False) for pid in state.route.pids}
+        waited |= {(Place(record.vhost, record.name, pid), True) for pid in state.unknown_ends()}
+        for place, sealed in waited:
+            heard_ms = self._heard_ms.setdefault((place, sealed), now_ms)
+            self._ask(place, sealed)
+            wait_ms = lost_after_of(settings) if sealed else weak_wait_of(settings)
+            if now_ms >= heard_ms + wait_ms:
+                act = self._admin.declare_lost if sealed else self._admin.seal
+                self._spawn_once((place, act), partial(self._go_on_without, place, act))
+        return waited
 
-    def _ask(self, place: Place) -> None:
-        queue = self._partitions.find(*place[:3])
+    def _ask(self, place: Place, sealed: bool) -> None:
+        queue = self._partitions.find(*place)
         if queue is None:
             return
 
         def answered(found: bool | None, error: BrokerError | None) -> None:
-            if found is not None and place in self._heard_ms:
-                self._heard_ms[place] = self._clock.monotonic_ms()
+            if found is not None and (place, sealed) in self._heard_ms:
+                self._heard_ms[place, sealed] = self._clock.monotonic_ms()
 
         # Of no group: it only tells whether somebody leads the partition.
-        self._once(place, partial(queue.drained, "", 0), answered)
+        self._once((place, sealed), partial(queue.drained, "", 0), answered)
 
-    async def _go_on_without(self, place: Place) -> None:
-        act = self._admin.declare_lost if place.sealed else self._admin.seal
+    async def _go_on_without(
+        self, place: Place, act: Callable[[str, str, int], Awaitable[object]]
+    ) -> None:
         try:
-            await act(*place[:3])
+            await act(*place)
         except BrokerError as error:
             # It answers after all, a change runs, or too few nodes are there: it is tried again.
             log.debug("topics.partition_not_given_up", reason=error.text, **place._asdict())
-        finally:
-            self._acting.discard(place)

@@ -58,8 +58,8 @@ class Death:
         self.is_dead = False
         for name in ("_submit", "_create", "_tell"):
             setattr(loop, name, self._counted(getattr(loop, name)))
-        run = loop._run
-        loop._run = lambda: None if self.is_dead else run()  # type: ignore[method-assign]
+        run = loop.tick
+        loop.tick = lambda: None if self.is_dead else run()  # type: ignore[method-assign]
         is_current = loop._is_current
         loop._is_current = (  # type: ignore[method-assign]
             lambda *of: not self.is_dead and is_current(*of)

@@ -108,7 +108,7 @@ class Bench:
         return self.record.state.route.pids
 
     def explained(self) -> Any:
-        return self.loop.explain("/", "orders")
+        return self.loop.explain(self.record)
 
     @property
     def held(self) -> str:
