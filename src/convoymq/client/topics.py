@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
+
 from convoymq.client import errors
 from convoymq.topics.rules.hashing import MURMUR3_X86_32, logical_partition
 from convoymq.topics.rules.routes import Route, Span
@@ -71,64 +73,11 @@ def route_of(answer: Mapping[str, object]) -> TopicRoute:
         PreconditionFailed: this client does not know the topic's hash function.
     """
     try:
-        found = TopicRoute(
-            vhost=_text(answer["vhost"]),
-            topic=_text(answer["topic"]),
-            version=_number(answer["version"]),
-            logical=_number(answer["logical"]),
-            hash_id=_number(answer["hash_id"]),
-            hash_seed=_number(answer["hash_seed"]),
-            mode=_text(answer["mode"]),
-            created_ms=_number(answer["created_ms"]),
-            ranges=tuple(_range(row) for row in _rows(answer["ranges"])),
-            partitions=tuple(_partition(row) for row in _rows(answer.get("partitions", []))),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        found = msgspec.convert(answer, TopicRoute)
+    except msgspec.ValidationError as error:
         raise errors.ProtocolError(f"answer that is no route of a topic: {error}") from error
     if found.hash_id != MURMUR3_X86_32:
         raise errors.PreconditionFailed(
             f"topic '{found.topic}' uses hash {found.hash_id}, which this client does not know"
         )
     return found
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def _rows(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
-    return value
-
-
-def _numbers(row: object) -> tuple[int, ...]:
-    return tuple(_number(each) for each in _rows(row))
-
-
-def _range(row: object) -> tuple[int, int, int]:
-    lo, hi, pid = _numbers(row)
-    return lo, hi, pid
-
-
-def _partition(row: object) -> TopicPartition:
-    pid, lo, hi, state, created, sealed, close, parents, children = _rows(row)
-    return TopicPartition(
-        _number(pid),
-        _number(lo),
-        _number(hi),
-        _text(state),
-        _number(created),
-        None if sealed is None else _number(sealed),
-        None if close is None else _number(close),
-        _numbers(parents),
-        _numbers(children),
-    )
