@@ -17,7 +17,7 @@ from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.messages.amqp091 import NO_PROPERTIES, Properties
-from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
+from convoymq.metadata.machine import READS_AMQP_10_SINCE, MetadataMachine, QueueRecord, User
 from convoymq.model.clock import Clock
 from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from convoymq.broker.route_versions import RouteVersions
     from convoymq.topics.shell.handle import TopicHandle
 
-ENCODINGS_SINCE = 6
-"""Version of the metadata machine whose nodes all read records in other encodings than that of
-AMQP 0-9-1."""
 REMEMBERED_MAX = 4096
 """Answers of `varies_by_message` that are remembered."""
 
@@ -92,8 +89,9 @@ class Publishing:
 
     @property
     def serves_encodings(self) -> bool:
-        """Returns whether all nodes read records in other encodings than that of AMQP 0-9-1."""
-        return self._tree.version >= ENCODINGS_SINCE
+        """Returns whether all nodes read messages of AMQP 1.0, and none of an older release is
+        left, which would take them for damaged."""
+        return self._tree.version >= READS_AMQP_10_SINCE
 
     def check_exchange(self, vhost: str, exchange: str) -> None:
         """Raises NotFound unless there is such an exchange, AccessRefused: it is internal."""

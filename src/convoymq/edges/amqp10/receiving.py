@@ -41,6 +41,7 @@ from convoymq.edges.amqp10.performatives import (
 )
 from convoymq.edges.amqp10.serial import following
 from convoymq.edges.amqp10.states import LinkState
+from convoymq.kernels.content import content_parts
 from convoymq.messages.amqp10.message import Stored, stored_of
 from convoymq.messages.amqp10.values import Symbol, Value
 from convoymq.messages.encodings import AMQP_10
@@ -177,9 +178,11 @@ class Receiver(Link):
         try:
             stored = stored_of(payload)
             content = content_of(stored.properties, stored.body, AMQP_10)
+            size = len(stored.body)
             if not self.session.broker.publishing.serves_encodings:
                 # Some nodes have an older release: they get what they know.
                 content = as_amqp091(content)
+                size = len(content_parts(content)[1])
         except (PeerError, Misuse, ValueError) as error:
             raise link_fault(DECODE_ERROR, f"failed to parse message: {error}") from error
         self._check_user(stored)
@@ -188,7 +191,7 @@ class Receiver(Link):
             message = check_message(
                 content, destination.routing_key, user=self.session.connection.user
             )
-            self.session.publishes.publish(self, first, destination, message, len(stored.body))
+            self.session.publishes.publish(self, first, destination, message, size)
         except BrokerError as error:
             self._refused(first, error)
 

@@ -87,7 +87,7 @@ ENCODING: Encoding = Amqp10()
 def view_of(sections: Sections) -> Properties:
     """Returns the properties and headers by which AMQP 0-9-1 knows a message."""
     header, given, notes = sections.header, sections.properties, sections.annotations
-    headers = _headers(sections)
+    headers = headers_of(sections)
     expiration = notes.get(_BASIC_EXPIRATION) if header.ttl_ms is None else str(header.ttl_ms)
     priority = notes.get(_BASIC_PRIORITY) if header.priority is None else header.priority
     return Properties(
@@ -103,7 +103,7 @@ def view_of(sections: Sections) -> Properties:
         type=_short(notes.get(_BASIC_TYPE)) if sections.body_kind == DATA else ENCODED_TYPE,
         user_id=_user(given.get("user-id")),
         app_id=_short(given.get("group-id")),
-        headers=_table(headers),
+        headers=table_of(headers),
     )
 
 
@@ -183,7 +183,7 @@ def _death(entry: Table) -> dict[Value, Value]:
 # To AMQP 0-9-1
 
 
-def _headers(sections: Sections) -> dict[str, Field]:
+def headers_of(sections: Sections) -> dict[str, Field]:
     """Returns the headers: annotations first, for queues act on them."""
     found: dict[str, Field] = {}
     for key, value in sections.annotations.items():
@@ -205,7 +205,7 @@ def _headers(sections: Sections) -> dict[str, Field]:
     return found
 
 
-def _table(headers: Mapping[str, Field]) -> Table | None:
+def table_of(headers: Mapping[str, Field]) -> Table | None:
     """Returns the headers that fit."""
     if not headers:
         return None

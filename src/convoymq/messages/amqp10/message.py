@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from convoymq.kernels.content import content_parts
+from msgspec.structs import replace
+
+from convoymq.kernels.amqp10_delivery import plain_transfer
+from convoymq.kernels.content import content_parts, split_record
 from convoymq.messages.amqp091 import Properties, decode_header
-from convoymq.messages.amqp10.encoding import COPY_ANNOTATION, deaths_in, sections_of, view_of
+from convoymq.messages.amqp10.encoding import (
+    COPY_ANNOTATION,
+    deaths_in,
+    headers_of,
+    sections_of,
+    table_of,
+    view_of,
+)
 from convoymq.messages.amqp10.sections import (
     Header,
     Sections,
@@ -24,7 +34,13 @@ from convoymq.messages.amqp10.sections import split as split
 from convoymq.messages.amqp10.values import Long, Symbol
 from convoymq.messages.copies import COPY
 from convoymq.messages.encodings import AMQP_10, encoding_octet
-from convoymq.messages.record import PERSISTENT, as_amqp091, tells_deaths
+from convoymq.messages.record import (
+    PERSISTENT,
+    as_amqp091,
+    tells_deaths,
+    with_body,
+    with_properties,
+)
 from convoymq.model.tables import EMPTY, shown
 
 EXCHANGE = Symbol("x-exchange")
@@ -50,8 +66,8 @@ class Stored(NamedTuple):
 def stored_of(payload: bytes) -> Stored:
     """Returns what is stored of a transfer. Raises PeerError: its message cannot be parsed."""
     sections = split(payload)
-    body = payload[sections.annotations_at] + payload[sections.bare_at :]
-    return Stored(view_of(sections), body, sections)
+    notes = payload[sections.annotations_at] if sections.annotations else b""
+    return Stored(view_of(sections), notes + payload[sections.bare_at :], sections)
 
 
 def transfer_of(
@@ -73,6 +89,25 @@ def transfer_of(
     Raises:
         PeerError, ValueError: the content is damaged.
     """
+    if not annotations:
+        names = shown(exchange).encode(), shown(routing_key).encode()
+        made = plain_transfer(*names, content, acquired_count, failed_count)
+        if made is not None:
+            return made
+    return composed_transfer(
+        exchange, routing_key, content, acquired_count, failed_count, annotations
+    )
+
+
+def composed_transfer(
+    exchange: str,
+    routing_key: str,
+    content: bytes,
+    acquired_count: int,
+    failed_count: int,
+    annotations: bytes,
+) -> bytes:
+    """Does the same for any message. Raises as `transfer_of` does."""
     told = tells_deaths(content)
     if content[:1] != bytes((_OCTET,)):
         content = as_amqp091(content)
@@ -102,6 +137,28 @@ def transfer_of(
         + annotations_section(notes)
         + bare
     )
+
+
+def annotated(record: bytes, annotations: bytes) -> bytes:
+    """Returns a record with more annotations, which are headers for AMQP 0-9-1; those that do not
+    fit are left out.
+
+    Args:
+        annotations: an encoded map.
+    Raises:
+        PeerError, ValueError: the record or the map is damaged.
+    """
+    notes = annotations_of(annotations)
+    names, content = split_record(record)
+    if content[:1] == bytes((_OCTET,)):
+        _, body = content_parts(content)
+        own, bare_at = annotations_in(body)
+        content = with_body(content, annotations_section(own | notes) + body[bare_at:])
+    header = decode_header(content_parts(content)[0])
+    fields = dict((header.properties.headers or EMPTY).items())
+    fields |= headers_of(Sections(annotations=notes))
+    properties = replace(header.properties, headers=table_of(fields))
+    return names + with_properties(content, replace(header, properties=properties))
 
 
 def _header(properties: Properties, *, first_acquirer: bool, delivery_count: int) -> Header:

@@ -1,0 +1,222 @@
+"""Transfers of stored messages: the compiled form of `messages.amqp10.message.transfer_of`.
+
+It makes those of messages that have nothing but their bare message: no annotations of a publisher,
+no deaths. That is nearly all of them.
+"""
+
+import cython
+from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_FRAME_HEAD,
+    AMQP_FRAME_OVERHEAD,
+    AMQP_SIZE,
+    BIT_DELIVERY_MODE,
+    BIT_EXPIRATION,
+    BIT_PRIORITY,
+    HAS_EXPIRATION,
+    HAS_PRIORITY,
+    HEADER_FLAGS,
+    PERSISTENT,
+)
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    load16,
+    load32,
+    store32,
+    store64,
+    uninitialized,
+)
+from cython.cimports.convoymq.kernels.content import SPANS, Span, check_content, find_properties
+from cython.cimports.libc import string
+from cython.cimports.libc.stdint import uint32_t, uint64_t
+
+_ENCODING = cython.declare(cython.int, 0x82)
+_TEXT_MAX = cython.declare(cython.Py_ssize_t, 255)
+_DIGITS_MAX = cython.declare(cython.Py_ssize_t, 10)
+_TTL_MAX = cython.declare(uint64_t, 0xFFFFFFFF)
+_HEAD_MAX = cython.declare(cython.Py_ssize_t, 700)
+"""Of header and annotations with two texts."""
+_PROPERTIES = cython.declare(cython.int, 0x73)
+_VALUE = cython.declare(cython.int, 0x77)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_uint(p: cython.p_uchar, value: uint32_t) -> cython.Py_ssize_t:
+    if value == 0:
+        p[0] = 0x43
+        return 1
+    if value < 256:
+        p[0] = 0x52
+        p[1] = cython.cast(cython.uchar, value)
+        return 2
+    p[0] = 0x70
+    store32(p + 1, value)
+    return 5
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_long(p: cython.p_uchar, value: uint32_t) -> cython.Py_ssize_t:
+    if value < 128:
+        p[0] = 0x55
+        p[1] = cython.cast(cython.uchar, value)
+        return 2
+    p[0] = 0x81
+    store64(p + 1, value)
+    return 9
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_text(
+    p: cython.p_uchar, code: cython.int, text: cython.p_uchar, n: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    p[0] = cython.cast(cython.uchar, code)
+    p[1] = cython.cast(cython.uchar, n)
+    string.memcpy(p + 2, text, n)
+    return 2 + n
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_key(
+    p: cython.p_uchar, name: cython.pointer(cython.const[cython.char]), n: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    return _write_text(p, 0xA3, cython.cast(cython.p_uchar, name), n)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_header(
+    out: cython.p_uchar,
+    p: cython.p_uchar,
+    n: cython.Py_ssize_t,
+    acquired: uint32_t,
+    failed: uint32_t,
+) -> cython.Py_ssize_t:
+    """Writes the header section for the content header of n bytes at p; -1 = that needs a closer
+    look."""
+    spans: Span[SPANS]
+    if find_properties(p, n, BIT_EXPIRATION, cython.address(spans[0])) < 0:
+        return -1
+    flags: uint32_t = load16(p + HEADER_FLAGS)
+    out[0] = 0
+    out[1] = 0x53
+    out[2] = 0x70
+    out[3] = 0xC0
+    out[5] = 5
+    durable: cython.bint = False
+    if (flags >> BIT_DELIVERY_MODE) & 1:
+        durable = p[spans[BIT_DELIVERY_MODE].at] == PERSISTENT
+    out[6] = 0x41 if durable else 0x42
+    at: cython.Py_ssize_t = 7
+    if flags & HAS_PRIORITY:
+        out[at] = 0x50
+        out[at + 1] = p[spans[BIT_PRIORITY].at]
+        at += 2
+    else:
+        out[at] = 0x40
+        at += 1
+    digits: cython.Py_ssize_t = 0
+    if flags & HAS_EXPIRATION:
+        digits = spans[BIT_EXPIRATION].n - 1
+    if digits == 0:
+        out[at] = 0x40
+        at += 1
+    else:
+        if digits > _DIGITS_MAX:
+            return -1
+        text: cython.p_uchar = p + spans[BIT_EXPIRATION].at + 1
+        value: uint64_t = 0
+        i: cython.Py_ssize_t
+        for i in range(digits):
+            if text[i] < 48 or text[i] > 57:
+                return -1
+            value = 10 * value + text[i] - 48
+        if value > _TTL_MAX:
+            return -1
+        at += _write_uint(out + at, cython.cast(uint32_t, value))
+    out[at] = 0x42 if acquired or failed else 0x41
+    at += 1
+    at += _write_uint(out + at, failed)
+    out[4] = cython.cast(cython.uchar, at - 5)
+    return at
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_annotations(
+    out: cython.p_uchar, exchange: bytes, routing_key: bytes, acquired: uint32_t, failed: uint32_t
+) -> cython.Py_ssize_t:
+    out[0] = 0
+    out[1] = 0x53
+    out[2] = 0x72
+    # Behind the longer form, of which the shorter one may leave a gap.
+    at: cython.Py_ssize_t = 12
+    count: cython.int = 4
+    at += _write_key(out + at, b"x-exchange", 10)
+    at += _write_text(out + at, 0xA1, bytes_pointer(exchange), len(exchange))
+    at += _write_key(out + at, b"x-routing-key", 13)
+    at += _write_text(out + at, 0xA1, bytes_pointer(routing_key), len(routing_key))
+    if acquired:
+        count += 2
+        at += _write_key(out + at, b"x-acquired-count", 16)
+        at += _write_long(out + at, acquired)
+    if failed:
+        count += 2
+        at += _write_key(out + at, b"x-delivery-count", 16)
+        at += _write_long(out + at, failed)
+    size: cython.Py_ssize_t = at - 12
+    if size + 1 > 255:
+        out[3] = 0xD1
+        store32(out + 4, cython.cast(uint32_t, size + 4))
+        store32(out + 8, count)
+        return at
+    out[3] = 0xC1
+    out[4] = cython.cast(cython.uchar, size + 1)
+    out[5] = cython.cast(cython.uchar, count)
+    string.memmove(out + 6, out + 12, size)
+    return 6 + size
+
+
+def plain_transfer(
+    exchange: bytes, routing_key: bytes, content: bytes, acquired: uint32_t, failed: uint32_t
+):
+    p: cython.p_uchar = bytes_pointer(content)
+    n: cython.Py_ssize_t = len(content)
+    if n < 3 or p[0] != _ENCODING or (p[1] == 0xFF and p[2] == 0xFF):
+        return None
+    if len(exchange) > _TEXT_MAX or len(routing_key) > _TEXT_MAX or check_content(p, n, n) < 0:
+        return None
+    header: cython.Py_ssize_t = load32(p + AMQP_SIZE)
+    body: cython.Py_ssize_t = header + AMQP_FRAME_OVERHEAD
+    if n - body < AMQP_FRAME_OVERHEAD + 3:
+        return None
+    first: cython.p_uchar = p + body + AMQP_FRAME_HEAD
+    if load32(p + body + AMQP_SIZE) < 3 or first[0] != 0 or first[1] != 0x53:
+        return None
+    if first[2] < _PROPERTIES or first[2] > _VALUE:
+        return None
+    head: cython.uchar[700]
+    q: cython.p_uchar = cython.address(head[0])
+    used: cython.Py_ssize_t = _write_header(q, p + AMQP_FRAME_HEAD, header, acquired, failed)
+    if used < 0:
+        return None
+    used += _write_annotations(q + used, exchange, routing_key, acquired, failed)
+    assert used <= _HEAD_MAX
+    total: cython.Py_ssize_t = used
+    at: cython.Py_ssize_t = body
+    while at < n:
+        total += load32(p + at + AMQP_SIZE)
+        at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+    made: bytes = uninitialized(total)
+    out: cython.p_uchar = bytes_pointer(made)
+    string.memcpy(out, q, used)
+    size: cython.Py_ssize_t
+    at = body
+    while at < n:
+        size = load32(p + at + AMQP_SIZE)
+        string.memcpy(out + used, p + at + AMQP_FRAME_HEAD, size)
+        used += size
+        at += size + AMQP_FRAME_OVERHEAD
+    return made

@@ -1,0 +1,93 @@
+"""The compiled transfer is that of the pure function."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convoymq.kernels.amqp10_delivery import plain_transfer
+from convoymq.messages.amqp091 import Properties
+from convoymq.messages.amqp10.message import composed_transfer, stored_of
+from convoymq.messages.amqp10.sections import DATA, VALUE, section, split
+from convoymq.messages.amqp10.values import Symbol, UByte, UInt
+from convoymq.messages.encodings import AMQP_10
+from convoymq.messages.record import content_of, telling_deaths
+from convoymq.model.errors import PeerError
+from tests.unit.messages.amqp10.strategies import FEW, MESSAGES
+
+BODY = section(DATA, b"hello")
+NAMES = st.text(st.characters(codec="utf-8"), max_size=120).filter(
+    lambda text: len(text.encode()) < 256
+)
+COUNTS = st.sampled_from([0, 1, 127, 128, 255, 256, (1 << 32) - 1])
+
+
+def content_in(payload: bytes) -> bytes:
+    stored = stored_of(payload)
+    return content_of(stored.properties, stored.body, AMQP_10)
+
+
+@FEW
+@given(MESSAGES, NAMES, NAMES, COUNTS, COUNTS)
+def test_it_is_the_pure_functions(
+    payload: bytes, exchange: str, key: str, acquired: int, failed: int
+) -> None:
+    found = split(payload)
+    made = plain_transfer(exchange.encode(), key.encode(), content_in(payload), acquired, failed)
+    if found.annotations:
+        assert made is None
+    else:
+        content = content_in(payload)
+        assert made == composed_transfer(exchange, key, content, acquired, failed, b"")
+
+
+@pytest.mark.parametrize("ttl", [None, 0, 1, 255, 256, (1 << 32) - 1])
+@pytest.mark.parametrize("priority", [None, 0, 255])
+@pytest.mark.parametrize("size", [0, 1, 131_064, 300_000])
+def test_header_and_size(ttl: int | None, priority: int | None, size: int) -> None:
+    header = section(
+        0x70,
+        [
+            True,
+            None if priority is None else UByte(priority),
+            None if ttl is None else UInt(ttl),
+        ],
+    )
+    content = content_in(header + section(DATA, bytes(size)))
+    made = plain_transfer(b"x" * 255, b"k" * 255, content, 1, 1)
+    assert made == composed_transfer("x" * 255, "k" * 255, content, 1, 1, b"")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        content_of(Properties(), b"body"),
+        content_in(section(0x72, {Symbol("x-a"): 1}) + BODY),
+        telling_deaths(content_in(BODY), told=True),
+        content_of(Properties(expiration="soon"), BODY, AMQP_10),
+        content_of(Properties(expiration="4294967296"), BODY, AMQP_10),
+        content_of(Properties(), b"", AMQP_10),
+        content_of(Properties(), b"\0\x53", AMQP_10),
+        b"",
+        b"\x82\0\0",
+    ],
+)
+def test_others_are_left_to_it(content: bytes) -> None:
+    assert plain_transfer(b"", b"", content, 0, 0) is None
+    assert plain_transfer(b"x" * 256, b"", content_in(BODY), 0, 0) is None
+
+
+@given(st.data())
+def test_a_damaged_record_is_not_read_beyond_its_end(data: st.DataObject) -> None:
+    whole = content_in(section(0x70, [True, UByte(1), UInt(9)]) + section(VALUE, "v"))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    broken = whole[:at] + data.draw(st.binary(max_size=4)) + whole[at + 1 :]
+    for content in (broken, whole[:at]):
+        made = plain_transfer(b"x", b"k", content, 0, 0)
+        try:
+            expected = composed_transfer("x", "k", content, 0, 0, b"")
+        except (PeerError, ValueError):
+            continue
+        if made is not None:
+            assert made == expected
