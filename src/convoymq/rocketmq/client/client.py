@@ -194,8 +194,8 @@ class RocketClient:
         try:
             if not replicas or (writes and MASTER_ID not in replicas):
                 raise Unavailable(f"broker {broker} of topic {topic} has no master now")
-            connection = await self.remoting.connected(replicas[min(replicas)], ASK_S)
-            return await connection.request(request(code, dict(fields), body), ASK_S + wait_s)
+            asked = request(code, dict(fields), body)
+            return await self.remoting.ask(replicas[min(replicas)], asked, ASK_S + wait_s)
         except Unavailable:
             self._known.pop(topic, None)
             raise

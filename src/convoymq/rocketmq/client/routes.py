@@ -44,7 +44,8 @@ class Routes:
     def __init__(self, addresses: str, remoting: RemotingClient) -> None:
         self.addresses = tuple(a for a in (x.strip() for x in addresses.split(";")) if a)
         self._remoting = remoting
-        self._silent: set[str] = set()
+        self.silent: dict[str, str] = {}
+        """Those that did not answer the last question, and why."""
 
     async def route(self, topic: str) -> RouteData | None:
         """Returns where a topic is, as all name servers together have it."""
@@ -77,14 +78,15 @@ class Routes:
 
         async def one(address: str) -> None:
             try:
-                connection = await self._remoting.connected(address, ASK_TIMEOUT_S)
+                connect_s = min(ASK_TIMEOUT_S, timeout_s)
+                connection = await self._remoting.connected(address, connect_s)
                 answers[address] = await connection.request(request(code, fields, body), timeout_s)
             except (Unavailable, PeerError) as error:
-                if address not in self._silent:
+                if address not in self.silent:
                     log.warning("rocketmq.name_server_silent", address=address, reason=error.text)
-                self._silent.add(address)
+                self.silent[address] = error.text
                 return
-            self._silent.discard(address)
+            self.silent.pop(address, None)
             if answers[address].code == Answer.SYSTEM_ERROR:
                 remark = answers[address].remark
                 log.warning("rocketmq.name_server_refused", address=address, reason=remark)

@@ -23,6 +23,7 @@ from convoymq.model.json import JsonObject
 from convoymq.model.slices import in_slices
 from convoymq.rocketmq.broker.names import is_system
 from convoymq.rocketmq.broker.values import MessageQueue
+from convoymq.rocketmq.client.routes import Routes
 from convoymq.rocketmq.observer.config import RocketmqConfig
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.client import RemotingClient
@@ -61,12 +62,12 @@ class ObservedGroups(BrokerGroups):
     """See the module text. Made inside a running loop."""
 
     def __init__(self, config: RocketmqConfig) -> None:
-        self._servers = [a for a in map(str.strip, config.name_servers.split(";")) if a]
         self._timeout_s = config.timeout_ms / 1000
         self._remoting = RemotingClient(
             tls=client_context(authorities=config.authorities) if config.authorities else None,
             sign=Signer(config.access_key, config.secret_key) if config.access_key else None,
         )
+        self._servers = Routes(config.name_servers, self._remoting)
 
     async def stop(self) -> None:
         await self._remoting.stop()
@@ -129,12 +130,13 @@ class ObservedGroups(BrokerGroups):
 
     async def _brokers(self) -> dict[str, BrokerData]:
         """Returns all groups; a replica counts as there if one name server has it."""
-        answers = await asyncio.gather(
-            *(self._try(address, Request.GET_BROKER_CLUSTER_INFO) for address in self._servers)
+        answers = await self._servers.ask_all(
+            Request.GET_BROKER_CLUSTER_INFO, {}, timeout_s=self._timeout_s
         )
-        views = [a for a in answers if isinstance(a, Command) and a.code == Answer.SUCCESS]
+        views = [a for a in answers.values() if a.code == Answer.SUCCESS]
         if not views:
-            raise Unavailable(f"no name server answers: {_reason(answers[0])}")
+            reasons = [*map(_reason, answers.values()), *self._servers.silent.values()]
+            raise Unavailable(f"no name server answers: {reasons[0]}")
         found: dict[str, BrokerData] = {}
         for view in views:
             for name, data in _read(view, ClusterInfo).broker_addr_table.items():
@@ -166,11 +168,9 @@ class ObservedGroups(BrokerGroups):
     ) -> Command | Unavailable | PeerError:
         """Returns an answer, or why there is none."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                connection = await self._remoting.connected(address, self._timeout_s)
-                return await connection.request(request(code, dict(fields or {})), self._timeout_s)
-        except TimeoutError:
-            return Unavailable(f"{address} did not answer within {self._timeout_s:g} s")
+            return await self._remoting.ask(
+                address, request(code, dict(fields or {})), self._timeout_s
+            )
         except (Unavailable, PeerError) as error:
             return error
 

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
+from convoymq.model.errors import Unavailable
 from convoymq.model.tasks import Tasks
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.connection import Connection, Handler, Unreachable, dispatch
@@ -58,6 +59,18 @@ class RemotingClient:
                 return await asyncio.shield(task)
         except TimeoutError:
             raise Unreachable(f"{address} cannot be reached within {timeout_s:g} s") from None
+
+    async def ask(self, address: str, command: Command, timeout_s: float) -> Command:
+        """Returns the answer to a request; `timeout_s` is the time for the connection and the
+        answer together. Raises Unavailable."""
+        if self.is_connected(address):
+            return await self._open[address].request(command, timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self.connected(address, timeout_s)
+                return await connection.request(command, timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"{address} did not answer within {timeout_s:g} s") from None
 
     def _dialled(self, address: str, task: asyncio.Task[Connection]) -> None:
         del self._dialling[address]
