@@ -17,7 +17,7 @@ from convoymq.model.config.keys import Section
 from convoymq.model.errors import BrokerError, InvariantViolated
 from convoymq.node import logs
 from convoymq.rocketmq.clocks import steady_ms
-from convoymq.rocketmq.settings import keys_of, load, text_of
+from convoymq.rocketmq.settings import load, pairs_of
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -48,9 +48,7 @@ def namesrv(arguments: Sequence[str]) -> int:
 
     def configure(path: str | None, changes: Sequence[str]) -> Configured:
         settings, passed_over = load(NamesrvSettings, path, changes, UNSERVED)
-        return Configured(
-            _pairs(NamesrvSettings, settings), passed_over, lambda: NameServer(settings, steady_ms)
-        )
+        return Configured(_pairs(settings), passed_over, lambda: NameServer(settings, steady_ms))
 
     return _run("namesrv", "a RocketMQ name server", configure, arguments)
 
@@ -62,7 +60,7 @@ def broker(arguments: Sequence[str]) -> int:
 
     def configure(path: str | None, changes: Sequence[str]) -> Configured:
         found = Configuration.load(path, changes)
-        pairs = ((name, value) for name, value, _ in found.pairs())
+        pairs = ((name, value) for name, value, _ in found.pairs(shown=True))
         return Configured(pairs, found.passed_over, lambda: Broker(found))
 
     return _run("broker", "a RocketMQ broker", configure, arguments)
@@ -70,13 +68,11 @@ def broker(arguments: Sequence[str]) -> int:
 
 def broker_container(arguments: Sequence[str]) -> int:
     """`convoy broker-container`; returns the exit code."""
-    from convoymq.rocketmq.acting.container import Container, ContainerSettings
+    from convoymq.rocketmq.acting.container import Container
 
     def configure(path: str | None, changes: Sequence[str]) -> Configured:
         settings, passed_over = Container.load(path, changes)
-        return Configured(
-            _pairs(ContainerSettings, settings), passed_over, lambda: Container(settings)
-        )
+        return Configured(_pairs(settings), passed_over, lambda: Container(settings))
 
     return _run("broker-container", "several RocketMQ brokers in one process", configure, arguments)
 
@@ -94,10 +90,7 @@ def bridge(arguments: Sequence[str]) -> int:
 
     def configure(path: str | None, changes: Sequence[str]) -> Configured:
         settings, passed_over = load(BridgeSettings, path, changes, ())
-        shown = (
-            (name, "***" if name == "password" else value)
-            for name, value in _pairs(BridgeSettings, settings)
-        )
+        shown = ((name, "***" if name == "password" else value) for name, value in _pairs(settings))
         return Configured(shown, passed_over, lambda: make(settings))
 
     what = "a bridge between ConvoyMQ and a topic of RocketMQ"
@@ -105,9 +98,8 @@ def bridge(arguments: Sequence[str]) -> int:
     return code or int(any(each.failed for each in made))
 
 
-def _pairs(kind: type[Section], settings: object) -> Iterator[tuple[str, str]]:
-    for name, (field, _) in keys_of(kind).items():
-        yield name, text_of(getattr(settings, field))
+def _pairs(settings: Section) -> Iterator[tuple[str, str]]:
+    return ((name, value) for name, value, _ in pairs_of((settings,), shown=True))
 
 
 def _run(

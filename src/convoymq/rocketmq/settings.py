@@ -33,6 +33,22 @@ def text_of(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def pairs_of(sections: Iterable[Section], *, shown: bool) -> list[tuple[str, str, str]]:
+    """Returns (key, value, place) of sections, each key once.
+
+    Args:
+        shown: somebody reads them: secrets are left out.
+    """
+    found = {
+        name: text_of(getattr(section, field.name))
+        for section in sections
+        for field in dataclasses.fields(section)  # type: ignore[arg-type]
+        if "key" in field.metadata and (field.repr or not shown)
+        for name in field.metadata["key"].names
+    }
+    return [(name, value, "settings") for name, value in found.items()]
+
+
 def build(
     kind: type[S], pairs: Iterable[tuple[str, str, str]], unserved: Iterable[str]
 ) -> tuple[S, list[str]]:

@@ -7,6 +7,7 @@ master that gets online takes over of a slave.
 | 43 | consumer offsets | as they are | the larger of each queue |
 | 45, 60 | delay levels, timed messages | what is ahead of its own | what is ahead of its own |
 | 201 | groups | when the version differs | all of both |
+| 29206 | users and their rules; between replicas of ours | when the version differs | all of both |
 
 A slave asks each second what has changed (`GET_METADATA_VERSIONS`), and copies that. RocketMQ's
 master does not answer it, and is asked for everything each `COPY_S`; its own slaves do so once a
@@ -23,6 +24,7 @@ import structlog
 
 from convoymq.model.errors import PeerError, Refused, Unavailable
 from convoymq.rocketmq.acting.merging import after, joined
+from convoymq.rocketmq.broker.users import UserTable
 from convoymq.rocketmq.broker.values import GroupTable, OffsetTable
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -54,6 +56,7 @@ class Versions(msgspec.Struct, rename="camel", frozen=True):
     topics: DataVersion = DataVersion()
     groups: DataVersion = DataVersion()
     commits: int = -1
+    users: DataVersion = DataVersion()
 
 
 class Metadata:
@@ -67,7 +70,8 @@ class Metadata:
 
     def _versions(self, _connection: Connection, command: Command) -> Command:
         parts = self._parts
-        versions = Versions(parts.topics.version, parts.groups.version, parts.offsets.commits)
+        versions = Versions(parts.topics.version, parts.groups.version, parts.offsets.commits,
+                            parts.users.version)  # fmt: skip
         return command.answer(body=json.dumps(versions))
 
     async def _ask(self, address: str, code: int) -> bytes:
@@ -90,6 +94,9 @@ class Metadata:
             found = json.loads(answer.body, Versions)
             if found != self._copied:
                 await self.copy(master)
+                users = self._parts.users
+                if found.users != users.version:
+                    users.replace(await self._read(master, Request.GET_USERS, UserTable))
                 self._copied = found
 
     async def copy(self, master: str) -> None:
@@ -105,6 +112,16 @@ class Metadata:
         if groups.data_version != parts.groups.version:
             parts.groups.replace(groups)
         await self.copy_progress(master)
+
+    async def _users_of(self, address: str) -> UserTable | None:
+        """Returns the users of a replica; None: it is one of RocketMQ's, which keeps its own, or
+        there are no users here."""
+        if not (self._parts.settings.authentication or self._parts.users.table):
+            return None
+        try:
+            return await self._read(address, Request.GET_USERS, UserTable)
+        except Refused:
+            return None
 
     async def copy_progress(self, master: str) -> None:
         """Copies how far special services are. Raises Unavailable, PeerError."""
@@ -128,6 +145,7 @@ class Metadata:
             offsets = await self._read(member, Request.GET_ALL_CONSUMER_OFFSET, OffsetTable)
             topics = await self._read(member, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
             groups = await self._read(member, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GroupTable)
+            users = await self._users_of(member)
         except (Unavailable, Refused, PeerError) as error:
             log.info("rocketmq.member_silent", address=member, reason=error.text)
             return False
@@ -151,4 +169,14 @@ class Metadata:
                 groups.forbidden_table, groups.data_version,
             )  # fmt: skip
             parts.groups.replace(GroupTable(joined_groups, forbidden, version))
+        if users is not None:
+            self._take_users(users)
         return True
+
+    def _take_users(self, other: UserTable) -> None:
+        parts, own = self._parts, self._parts.users.content()
+        users = joined(own.users, own.data_version, other.users, other.data_version)
+        policies = joined(own.policies, own.data_version, other.policies, other.data_version)
+        if users != own.users or policies != own.policies:
+            version = after(own.data_version, other.data_version, parts.now_ms())
+            parts.users.replace(UserTable(users, policies, version))

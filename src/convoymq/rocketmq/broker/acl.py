@@ -30,6 +30,11 @@ ADMIN_CODES = frozenset((
     Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, Request.CLEAN_UNUSED_TOPIC,
     Request.UPDATE_AND_GET_GROUP_FORBIDDEN, Request.INVOKE_BROKER_TO_RESET_OFFSET,
     Request.CLONE_GROUP_OFFSET, Request.SET_MESSAGE_REQUEST_MODE,
+    Request.AUTH_CREATE_USER, Request.AUTH_UPDATE_USER, Request.AUTH_DELETE_USER,
+    Request.AUTH_GET_USER, Request.AUTH_LIST_USER, Request.AUTH_CREATE_ACL,
+    Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_ACL, Request.AUTH_GET_ACL,
+    Request.AUTH_LIST_ACL, Request.GET_USERS, Request.COMPARE_LOGS, Request.FETCH_LOG,
+    Request.HAND_OVER_SERVICES,
 ))  # fmt: skip
 _TOPIC_FIELDS: dict[int, tuple[str, str]] = {
     Request.SEND_MESSAGE: ("topic", PUB), Request.SEND_MESSAGE_V2: ("b", PUB),
@@ -127,15 +132,21 @@ class Accounts:
                 raise AccessRefused(f"No default permission for {resource:.256}")
 
 
+def subscribed(command: Command) -> Iterator[tuple[str, str]]:
+    """Yields what a heartbeat's consumers read: kind and name of groups and topics."""
+    for consumer in json.loads(command.body, HeartbeatData).consumer_data_set:
+        yield "group", consumer.group_name
+        for wanted in consumer.subscription_data_set:
+            if not wanted.topic.startswith(RETRY_PREFIX):
+                yield "topic", wanted.topic
+
+
 def _needs(command: Command) -> Iterator[tuple[str, str, str]]:
     """Yields what a request asks a permission for: kind, name, permission."""
     fields = command.fields
     if command.code == Request.HEART_BEAT:
-        for consumer in json.loads(command.body, HeartbeatData).consumer_data_set:
-            yield "group", consumer.group_name, SUB
-            for wanted in consumer.subscription_data_set:
-                if not wanted.topic.startswith(RETRY_PREFIX):
-                    yield "topic", wanted.topic, SUB
+        for kind, name in subscribed(command):
+            yield kind, name, SUB
         return
     group = fields.get(_GROUP_FIELDS.get(command.code, ""))
     if group:

@@ -93,7 +93,7 @@ class BrokerRequests:
         return command.answer()
 
     def _get_config(self, connection: Connection, command: Command) -> Command:
-        pairs = self._configuration().pairs()
+        pairs = self._configuration().pairs(shown=True)
         text = "".join(f"{name}={value}\n" for name, value, _ in pairs)
         version = json.dumps(self._parts.topics.version).decode()
         return command.answer(fields={"version": version}, body=text.encode())

@@ -10,7 +10,7 @@ from convoymq.model.config.keys import Section
 from convoymq.replication.group.types import GroupSettings
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.settings import UNSERVED, BrokerSettings
-from convoymq.rocketmq.settings import build_all, keys_of, read_pairs, text_of
+from convoymq.rocketmq.settings import build_all, pairs_of, read_pairs
 from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.settings import StoreSettings
 
@@ -37,14 +37,9 @@ class Configuration:
         """Returns a section."""
         return cast(S, self._sections[kind])
 
-    def pairs(self) -> list[tuple[str, str, str]]:
-        """Returns all keys with their values, each once."""
-        found = {
-            name: text_of(getattr(section, field))
-            for kind, section in self._sections.items()
-            for name, (field, _) in keys_of(kind).items()
-        }
-        return [(name, value, "settings") for name, value in found.items()]
+    def pairs(self, *, shown: bool = False) -> list[tuple[str, str, str]]:
+        """Returns all keys with their values, each once; `shown`: without secrets."""
+        return pairs_of(self._sections.values(), shown=shown)
 
     def changed(self, pairs: Iterable[tuple[str, str, str]]) -> Configuration:
         """Returns the configuration with other values. Raises ConfigError."""

@@ -40,6 +40,8 @@ from convoymq.rocketmq.broker.types import (
     LocalEscape,
     Role,
 )
+from convoymq.rocketmq.broker.user_requests import UserRequests
+from convoymq.rocketmq.broker.users import Users
 from convoymq.rocketmq.exposition import Exposition
 from convoymq.rocketmq.ha.service import GroupReplication, open_replication
 from convoymq.rocketmq.machine import MACHINE, Machine
@@ -118,6 +120,7 @@ class Broker:
         self.groups = Groups(lambda: self.settings, self.file("subscriptionGroup.json"), now_ms)
         step = settings.offset_version_step
         self.offsets = Offsets(self.file("consumerOffset.json"), step, now_ms)
+        self.users = Users(lambda: self.settings, self.file("users.json"), now_ms)
         self._worker, self._slow_worker = machine.worker(), machine.worker()
         self._own_address = settings.address or own_address()
         store_settings = configuration.section(StoreSettings)
@@ -240,7 +243,8 @@ class Broker:
         """Reads the file of accounts if it was written since. Raises OSError, SyntaxFault."""
         directory = Path(self.settings.home) / "conf"
         path, own = directory / "plain_acl.yml", directory / "tools.yml"
-        self.remoting.sign = read_signer(own.read_text("utf-8")) if own.exists() else None
+        if not self.settings.inner_account:
+            self.remoting.sign = read_signer(own.read_text("utf-8")) if own.exists() else None
         written = path.stat().st_mtime_ns
         if written != self._accounts_at:
             self._accounts = Accounts(path.read_text("utf-8"))
@@ -250,6 +254,7 @@ class Broker:
 
     async def _start(self) -> int:
         settings = self.settings
+        self.remoting.sign = self.users.begin()
         if settings.acl:
             self._read_accounts()
         port = await self._listen(settings.port, frozenset())
@@ -265,6 +270,7 @@ class Broker:
         self.tasks.spawn(services.run())
         TopicRequests(self)
         GroupRequests(self)
+        UserRequests(self)
         modes, root = self.file("messageRequestMode.json"), self._root
         BrokerRequests(self, lambda: self.configuration, self._configure, modes, root)
         if port > SECOND_PORT_BELOW and settings.port:
@@ -294,8 +300,7 @@ class Broker:
         refuse = dispatch({})
 
         def handle(connection: Connection, command: Command) -> Answered:
-            if self._accounts is not None:
-                self._accounts.check(connection.remote[0], command)
+            self.users.check(connection.remote[0], command, self._accounts)
             chosen = refuse if command.code in without else self._dispatch
             return chosen(connection, command)
 

@@ -168,6 +168,28 @@ class BrokerSettings(ServerSettings):
         "aclEnable", False, "Requests need an account of `conf/plain_acl.yml` below rocketmqHome, "
         "or an address of its white list.",
     )  # fmt: skip
+    authentication: bool = key(
+        "authenticationEnabled", False, "Requests need a user (`mqadmin createUser`) and its "
+        "signature.",
+    )  # fmt: skip
+    authorization: bool = key(
+        "authorizationEnabled", False, "Users need rules (`mqadmin createAcl`) for topics, groups "
+        "and the cluster.",
+    )  # fmt: skip
+    open_requests: str = key(
+        "authenticationWhitelist", "", "Codes of requests that need no user, with `,` between."
+    )
+    free_requests: str = key(
+        "authorizationWhitelist", "", "Codes of requests that need no rule, with `,` between."
+    )
+    first_user: str = key(
+        "initAuthenticationUser", "", 'A super user to begin with: `{"username":"…","password":'
+        '"…"}`.', secret=True,
+    )  # fmt: skip
+    inner_account: str = key(
+        "innerClientAuthenticationCredentials", "", "The super user that requests to other brokers "
+        'are signed for: `{"accessKey":"…","secretKey":"…"}`.', secret=True,
+    )  # fmt: skip
     home: str = key("rocketmqHome", "", "Directory of that file.")
     root: str = key(
         "storePathRootDir", "", "Directory of all files; without it, `store` in the home directory."
@@ -187,6 +209,8 @@ class BrokerSettings(ServerSettings):
         ServerSettings.check(self)
         if self.acl and not self.home:
             raise ValueError("aclEnable needs rocketmqHome, where conf/plain_acl.yml is")
+        if self.authorization and not self.authentication:
+            raise ValueError("authorizationEnabled needs authenticationEnabled")
         if (self.role == SLAVE) != (self.id != 0):
             raise ValueError("brokerId is 0 for masters, and not 0 for slaves (brokerRole=SLAVE)")
 

@@ -45,7 +45,7 @@ class Routes:
         self.addresses = tuple(a for a in (x.strip() for x in addresses.split(";")) if a)
         self._remoting = remoting
         self.silent: dict[str, str] = {}
-        """Those that did not answer the last question, and why."""
+        """Name servers that did not answer the last question, and why."""
 
     async def route(self, topic: str) -> RouteData | None:
         """Returns where a topic is, as all name servers together have it."""

@@ -48,7 +48,7 @@ from convoymq.rocketmq.remoting.values import (
     crc32,
     decode_registration,
 )
-from convoymq.rocketmq.settings import build, keys_of, text_of
+from convoymq.rocketmq.settings import build, pairs_of
 
 log = structlog.get_logger()
 
@@ -355,20 +355,17 @@ class NameServer:
                 Answer.NO_PERMISSION, remark="Can not update config in black list."
             )
         changed = {name for name, _, _ in pairs}
-        kept = [pair for pair in self._pairs() if pair[0] not in changed]
+        kept = [pair for pair in self._pairs(shown=False) if pair[0] not in changed]
         settings, _ = build(NamesrvSettings, kept + pairs, UNSERVED)
         self._use(settings)
         return command.answer()
 
     def _get_config(self, command: Command) -> Command:
-        text = "".join(f"{name}={value}\n" for name, value, _ in self._pairs())
+        text = "".join(f"{name}={value}\n" for name, value, _ in self._pairs(shown=True))
         return command.answer(body=text.encode())
 
-    def _pairs(self) -> list[tuple[str, str, str]]:
-        return [
-            (name, text_of(getattr(self.settings, field)), "settings")
-            for name, (field, _) in keys_of(NamesrvSettings).items()
-        ]
+    def _pairs(self, *, shown: bool) -> list[tuple[str, str, str]]:
+        return pairs_of((self.settings,), shown=shown)
 
     def _use(self, settings: NamesrvSettings) -> None:
         self.settings = settings
