@@ -20,7 +20,7 @@ from convoymq.rocketmq.namesrv.settings import NamesrvSettings
 from convoymq.rocketmq.namesrv.tables import TIMEOUT_MS, Registration, Replica
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
-from convoymq.rocketmq.remoting.values import RouteData, TopicConfig, TopicTable
+from convoymq.rocketmq.remoting.values import EscapeKeys, RouteData, TopicConfig, TopicTable
 from convoymq.rocketmq.store.types import Draft, PutStatus, encode_properties
 from tests.patience import PATIENCE_S
 from tests.rocketmq.broker_client import Client, configuration
@@ -157,6 +157,15 @@ async def test_a_slave_alone_acts_until_a_master_takes_over(
     answer = await client.ask(Request.HAND_OVER_SERVICES, brokerName="n")
     assert answer.code == Answer.SUCCESS
     assert not slave.group.services_run
+
+
+async def test_a_slave_waits_for_no_broker_that_it_has_never_sent_to(groups: Groups) -> None:
+    """Delayed messages of a group must not wait until a broker of another one is dropped."""
+    slave = await groups.online("n", 1)
+    await groups.stop_broker(slave)
+    listed(groups, "gone", 0, 1, timeout_ms=1 << 40)
+    slave = await groups.online("n", 1)
+    assert slave.group.services_run
 
 
 @pytest.mark.provokes("rocketmq.pre_online_waits")
@@ -306,6 +315,23 @@ async def test_what_a_replica_sent_before_another_took_over_is_refused(groups: G
 
 async def route_of(groups: Groups, topic: str) -> RouteData | None:
     return groups.name_server.tables.route(topic)
+
+
+async def test_a_slave_that_named_its_targets_begins_with_no_other(groups: Groups) -> None:
+    """The replica that asked does not ask other brokers what they have."""
+    for name in ("m", "o"):
+        target = await groups.online(name, 0, totalReplicas=1)
+        target.topics.create(TopicConfig(f"of-{name}", 4, 4, 6))
+        await eventually(lambda name=name: route_of(groups, f"of-{name}"))
+    acting = await groups.online("n", 1)
+    await until(lambda: acting.group.services_run)
+    assert (await acting.escape.put(draft(1, "of-m"))).status is PutStatus.PUT_OK
+    fields = {"brokerName": "n", "generation": acting.now_ms() + 1_000_000}
+    answer = await groups.client(acting).ask(Request.GET_ESCAPE_KEYS, **fields)
+    assert json.loads(answer.body, EscapeKeys).targets == ["m"]
+    assert (await acting.escape.put(draft(2, "of-m"))).status is PutStatus.PUT_OK
+    placed = await acting.escape.put(draft(3, "of-o"))
+    assert placed.status is PutStatus.PUT_TO_REMOTE_BROKER_FAIL
 
 
 @pytest.mark.provokes("rocketmq.escape_failed")

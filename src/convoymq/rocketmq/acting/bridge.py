@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from convoymq.model.errors import PeerError, Unavailable
+from convoymq.model.errors import PeerError, StorageFault, Unavailable
 from convoymq.rocketmq.acting.escape import (
     GENERATION_FIELD,
     KEY_FIELD,
@@ -113,6 +113,11 @@ class Intake:
         }
         return command.answer(code, fields)
 
+    @property
+    def name(self) -> str:
+        """Returns this broker's name."""
+        return self._parts.role.name
+
     def takes(self, key: Key | None, generation: int) -> bool:
         """Returns whether a key's broker sends by a replica of this generation."""
         return key is None or self._keys.generations.takes(key.broker, generation)
@@ -168,11 +173,13 @@ class Bridge:
         parts: Broker,
         settings: ActingSettings,
         name_servers: NameServers,
+        keys: KeyLog,
         neighbours: Callable[[], Sequence[Intake]],
     ) -> None:
         self._parts = parts
         self._settings = settings
         self._name_servers = name_servers
+        self._keys = keys
         self._neighbours = neighbours
         self.generation = 0
         """Of this replica, see `escape.py`."""
@@ -211,6 +218,8 @@ class Bridge:
         key = key_of(decode_properties(draft.properties).get(KEY_PROPERTY, ""))
         for neighbour in () if self._targets.is_bound(key) else self._neighbours():
             if neighbour.serves(draft.topic):
+                if not self._begin(neighbour.name):
+                    return FAILED
                 if not neighbour.takes(key, self.generation):
                     self.on_superseded()
                     return FAILED
@@ -255,6 +264,8 @@ class Bridge:
         except Unavailable as error:
             self._log_failure(draft, target, error.text)
             return failed, Outcome.REFUSED
+        if not self._begin(target.broker):
+            return failed, Outcome.REFUSED
         self._targets.attempt(key, target)
         try:
             answer = await connection.request(self._request(draft, key, target), SEND_TIMEOUT_S)
@@ -268,6 +279,17 @@ class Bridge:
             self.on_superseded()
         self._log_failure(draft, target, answer.remark or f"code {answer.code}")
         return failed, Outcome.REFUSED if answer.code in _REFUSED else Outcome.UNKNOWN
+
+    def _begin(self, target: str) -> bool:
+        """Returns whether a message may be sent to a broker."""
+        try:
+            may_send = self._keys.begin(target, self.generation)
+        except StorageFault as error:
+            log.error("rocketmq.not_persisted", reason=error.text)
+            return False
+        if not may_send:
+            self.on_superseded()
+        return may_send
 
     def _log_failure(self, draft: Draft, target: Target, reason: str) -> None:
         log.warning("rocketmq.escape_failed", topic=draft.topic, target=target.broker,

@@ -6,9 +6,8 @@ the request (which makes the target look) and as a property (which makes the tar
 durable table: every record of it that has the property enters its key, on slaves too, and after a
 restart). A repeat is answered as stored, and nothing is written.
 
-The logs of the targets are the only truth. An acting slave asks all targets for their keys before
-it starts special services, and a master does before it gets online. Each passes over the keys that
-any target or slave has (`KeyTable`, merged).
+The logs of the targets are the only truth. A replica asks all targets for their keys before it
+starts special services, and passes over those that one of them has (`learning.py`).
 
 The question names a *generation*, larger than all that the targets know of its broker's name. From
 then on a target refuses attempts of earlier generations: one that a dead slave has sent may still
@@ -117,9 +116,13 @@ class Generations:
             del self.known[next(iter(self.known))]
         return found
 
+    def of(self, broker: str) -> int:
+        """Returns the generation of a broker's name."""
+        return self.known.get(broker, 0)
+
     def takes(self, broker: str, generation: int) -> bool:
         """Returns whether attempts of a generation are taken."""
-        return generation >= self.known.get(broker, 0)
+        return generation >= self.of(broker)
 
 
 class KeyTable:

@@ -6,10 +6,11 @@ The log is the truth: `catch_up` reads its new records, on slaves too. The file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from convoymq.model.errors import StorageFault
 from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Generations, Key, KeyTable, key_of
 from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.store.store import MessageStore
@@ -38,6 +39,8 @@ class _Stored(msgspec.Struct, rename="camel"):
     generations: dict[str, int] = msgspec.field(default_factory=dict)
     holders: dict[str, Holder] = msgspec.field(default_factory=dict)
     brokers: dict[str, dict[str, list[tuple[int, int]]]] = msgspec.field(default_factory=dict)
+    targets: list[str] = msgspec.field(default_factory=list)
+    is_complete: bool = False
 
 
 class KeyLog:
@@ -54,8 +57,12 @@ class KeyLog:
         found = file.read(_Stored) or _Stored(max(0, store.max_offset - FIRST_READ_BYTES_MAX))
         self._scanned = found.scanned
         self._holders = found.holders
-        self._written = found.scanned, found.generations, dict(found.holders)
         self.generations = Generations(found.generations)
+        self.targets = dict.fromkeys(found.targets)
+        """Brokers that this replica has sent to, or begun to."""
+        self.is_complete = found.is_complete
+        """True once no earlier life, of which there is no file, can have sent to others."""
+        self._written = self._state()
         self._table = KeyTable()
         for broker, table in found.brokers.items():
             self._table.merge(broker, table)
@@ -100,14 +107,39 @@ class KeyLog:
         """Returns the brokers that may hold keys: those that are listed, or were not long ago."""
         return {name: known.addresses for name, known in self._holders.items()}
 
+    def begin(self, target: str, generation: int) -> bool:
+        """Notes a broker before the first message leaves for it; returns False when another replica
+        has asked for the list meanwhile, with a later generation. Raises StorageFault."""
+        if target not in self.targets:
+            if not self.generations.takes(self._own, generation):
+                return False
+            self.targets[target] = None
+            try:
+                self.persist()
+            except StorageFault:
+                del self.targets[target]
+                raise
+        return True
+
+    def complete(self, targets: Iterable[str]) -> None:
+        """All brokers were asked, and these have messages of this one. Raises StorageFault."""
+        self.targets.update(dict.fromkeys(targets))
+        self.is_complete = True
+        self.persist()
+
     def persist(self) -> None:
         """Writes the file if something has changed. Raises StorageFault."""
         self.catch_up()
-        state = self._scanned, dict(self.generations.known), dict(self._holders)
+        state = self._state()
         if state != self._written:
+            scanned, generations, holders, targets, is_complete = state
             brokers = {name: self._table.of(name) for name in self._table.brokers()}
-            self._file.write(_Stored(*state, brokers))
+            self._file.write(_Stored(scanned, generations, holders, brokers, targets, is_complete))
             self._written = state
+
+    def _state(self) -> tuple[int, dict[str, int], dict[str, Holder], list[str], bool]:
+        generations = dict(self.generations.known)
+        return self._scanned, generations, dict(self._holders), [*self.targets], self.is_complete
 
 
 def keys_between(store: MessageStore, begin: int, end: int) -> Iterator[Key]:

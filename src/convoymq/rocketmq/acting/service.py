@@ -15,18 +15,17 @@ import structlog
 from convoymq.model.errors import BrokerError, PeerError, Unavailable
 from convoymq.rocketmq.acting import preonline, roles
 from convoymq.rocketmq.acting.bridge import Bridge, Intake
-from convoymq.rocketmq.acting.escape import KeyTable
 from convoymq.rocketmq.acting.key_log import KeyLog
+from convoymq.rocketmq.acting.learning import ASK_TIMEOUT_S, KeyLearner
 from convoymq.rocketmq.acting.lock_requests import LockRequests
 from convoymq.rocketmq.acting.metadata import Metadata
 from convoymq.rocketmq.acting.roles import Roles, RoleSettings, State
 from convoymq.rocketmq.acting.settings import ActingSettings
-from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.client import split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
-from convoymq.rocketmq.remoting.values import MASTER_ID, EscapeKeys
+from convoymq.rocketmq.remoting.values import MASTER_ID
 
 if TYPE_CHECKING:
     from convoymq.rocketmq.broker.service import Broker
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 TICK_S = 0.05
-ASK_TIMEOUT_S = 3.0
 HOLDERS_MS = 5_000
 """Time between two looks for the brokers of the cluster."""
 COPY_S = 10.0
@@ -79,14 +77,18 @@ class Group:
         self._heard = asyncio.Event()
         self._keys = KeyLog(role.name, parts.store, parts.file("escapeKeys.json"))
         self.intake = Intake(parts, self._keys)
-        parts.escape = self.bridge = Bridge(parts, settings, self._name_servers, neighbours)
+        parts.escape = self.bridge = Bridge(
+            parts, settings, self._name_servers, self._keys, neighbours
+        )
         self.bridge.on_superseded = self._on_superseded
+        self.learner = KeyLearner(
+            parts, settings, self._keys, self.bridge, follower, lambda: self._roles.members
+        )
         locks = LockRequests(
             parts, settings.replicas, lambda: self._roles.members, is_strict=settings.lock_strictly
         )
         parts.puller.guards.append(locks.guard)
         self._metadata = Metadata(parts, follower)
-        self._follower = follower
         self._followed: str | None = None
         """The master that this slave copies."""
         self._listed: dict[int, str] = {}
@@ -96,7 +98,6 @@ class Group:
         parts.register(Request.NOTIFY_MIN_BROKER_ID_CHANGE, self._on_min_id)
         parts.register(Request.EXCHANGE_BROKER_HA_INFO, self._exchange)
         parts.register(Request.HAND_OVER_SERVICES, self._hand_over)
-        parts.register(Request.GET_ESCAPE_KEYS, self._get_keys)
         parts.registrar.on_master.append(self._on_registered)
         self._reflect()
 
@@ -109,7 +110,10 @@ class Group:
         """Begins."""
         if not self._roles.is_isolated:
             self._parts.replication.begin()
-        for work in (self._poll(), self._carry_out(), self._copy()):
+        works = [self._poll(), self._carry_out(), self._copy()]
+        if self._learns:
+            works.append(self.learner.complete())
+        for work in works:
             self._parts.tasks.spawn(work)
 
     @property
@@ -126,6 +130,11 @@ class Group:
     def members(self) -> dict[int, str]:
         """Returns the other replicas that name servers list."""
         return self._roles.members
+
+    @property
+    def _learns(self) -> bool:
+        """Returns whether another replica may let messages escape."""
+        return self._parts.settings.acting_master and self._settings.replicas > 1
 
     @property
     def _ha(self) -> str:
@@ -189,7 +198,7 @@ class Group:
                 self._wake()
                 if asked_ms >= holders_ms:
                     holders_ms = asked_ms + HOLDERS_MS
-                    await self._look_for_holders()
+                    await self.learner.look_for_holders()
             passed_ms = self._parts.steady_ms() - asked_ms
             await asyncio.sleep(max(0, self._settings.poll_ms - passed_ms) / 1000)
 
@@ -253,8 +262,8 @@ class Group:
         parts = self._parts
         match step:
             case roles.RunServices(run=True):
-                if parts.settings.acting_master and self._settings.replicas > 1:
-                    await self._learn_keys()
+                if self._learns:
+                    await self.learner.learn()
                 for service in parts.specials:
                     service.start()
                 log.info("rocketmq.services_started", broker=parts.role.name, id=parts.role.id)
@@ -411,63 +420,6 @@ class Group:
             self._attach(command.needed("masterAddress"), ha_address)
             self._wake()
         return command.answer()
-
-    # --- keys of escaped messages ---------------------------------------------------------------
-
-    async def _learn_keys(self) -> None:
-        """Has special services pass over what other brokers have of ours, and other replicas of
-        ours no more sent. Raises Unavailable: a broker that may have some does not answer."""
-        if not await self._look_for_holders():
-            raise Unavailable("no name server answers")
-        own = self._parts.role
-        generation = max(self._parts.now_ms(), self.bridge.generation + 1)
-        while True:
-            table = KeyTable()
-            known = [
-                await self._learn_from(name, replicas, table, generation)
-                for name, replicas in self._keys.holders().items()
-            ]
-            if max(known, default=0) <= generation:
-                break
-            # Another replica's clock is ahead.
-            generation = max(known) + 1
-        self.bridge.generation = generation
-        if self._follower is not None:
-            self._follower.pass_over(table.of(own.name))
-
-    async def _look_for_holders(self) -> bool:
-        """Enters the brokers of the cluster; returns whether a name server knows them."""
-        brokers = await self._name_servers.brokers()
-        if brokers is not None:
-            self._keys.on_listed(brokers, self._parts.now_ms())
-        return brokers is not None
-
-    async def _learn_from(
-        self, name: str, replicas: dict[int, str], table: KeyTable, generation: int
-    ) -> int:
-        """Asks a broker: its master, or a replica that has its log. Returns the generation that it
-        takes. Raises Unavailable."""
-        own = self._parts.role
-        for _, address in sorted(replicas.items()):
-            try:
-                fields = {"brokerName": own.name, "generation": str(generation)}
-                answer = await self._ask(address, Request.GET_ESCAPE_KEYS, fields)
-                if answer.code != Answer.SUCCESS:
-                    return 0
-                found = json.loads(answer.body, EscapeKeys)
-                table.merge(own.name, found.ranges)
-            except (BrokerError, ValueError) as error:
-                log.info("rocketmq.member_silent", address=address, reason=str(error))
-            else:
-                return found.generation
-        raise Unavailable(f"{name} may have messages of {own.name}, and does not answer")
-
-    def _get_keys(self, _connection: Connection, command: Command) -> Command:
-        name = command.needed("brokerName")
-        generation = self._keys.generations.raise_to(name, command.number("generation", 0))
-        # Before the answer: the promise holds after a crash.
-        self._keys.persist()
-        return command.answer(body=json.dumps(EscapeKeys(self._keys.of(name), generation)))
 
     # --- a slave copies metadata -----------------------------------------------------------------
 

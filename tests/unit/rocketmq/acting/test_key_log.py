@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from convoymq.model.errors import StorageFault
 from convoymq.rocketmq.acting.key_log import HOLDER_MS, KeyLog
 from convoymq.rocketmq.broker.config_files import ConfigFile
+from convoymq.sim.disk import SimDisk
 from tests.unit.rocketmq.store.stores import Opened
 
 OTHER = {0: "10.0.0.2:10911"}
@@ -36,3 +40,32 @@ def test_a_clock_that_jumps_back_forgets_no_broker_that_is_listed() -> None:
     keys.on_listed({"b": OTHER}, 1_000)
     keys.on_listed({}, 2_000)
     assert keys.holders() == {"b": OTHER}
+
+
+def test_a_broker_is_noted_before_the_first_message_leaves_for_it() -> None:
+    opened = Opened()
+    keys = key_log(opened)
+    assert keys.begin("b", 0)
+    again = key_log(opened)
+    assert (list(again.targets), again.is_complete) == (["b"], False)
+    again.complete(["c"])
+    again = key_log(opened)
+    assert (list(again.targets), again.is_complete) == (["b", "c"], True)
+
+
+def test_a_broker_that_cannot_be_noted_is_sent_nothing() -> None:
+    disk = SimDisk()
+    keys = key_log(Opened(disk))
+    disk.failing = True
+    with pytest.raises(StorageFault):
+        keys.begin("b", 0)
+    assert not keys.targets
+
+
+def test_a_replica_that_named_its_targets_begins_with_no_other() -> None:
+    keys = key_log(Opened())
+    keys.begin("b", 5)
+    keys.generations.raise_to("a", 7)
+    assert keys.begin("b", 5)
+    assert not keys.begin("c", 5)
+    assert keys.begin("c", 7)
