@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from asyncio import _get_running_loop, _set_running_loop
 from collections.abc import Callable, Coroutine
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, Never, TypeVar, TypeVarTuple, cast
@@ -23,16 +24,16 @@ Arguments = TypeVarTuple("Arguments")
 class _Handle:
     """A call that is due."""
 
-    __slots__ = ("arguments", "callback", "context", "due_s")
+    __slots__ = ("arguments", "callback", "context", "due_us")
 
     def __init__(
         self,
-        due_s: float,
+        due_us: int,
         callback: Callable[..., object],
         arguments: tuple[object, ...],
         context: contextvars.Context | None,
     ) -> None:
-        self.due_s = due_s
+        self.due_us = due_us
         self.callback: Callable[..., object] | None = callback
         self.arguments = arguments
         self.context = context if context is not None else contextvars.copy_context()
@@ -47,7 +48,7 @@ class _Handle:
 
     def when(self) -> float:
         """Due time, seconds of the loop."""
-        return self.due_s
+        return self.due_us / 1e6
 
 
 class SimLoop:
@@ -82,12 +83,12 @@ class SimLoop:
     def enter(self, call: Callable[[*Arguments], object], *arguments: *Arguments) -> None:
         """Calls something that may start tasks."""
         # A test may run in a loop of its own.
-        outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(self._as_loop)
+        outer = _get_running_loop()
+        _set_running_loop(self._as_loop)
         try:
             call(*arguments)
         finally:
-            asyncio._set_running_loop(outer)
+            _set_running_loop(outer)
 
     # What asyncio asks of a loop.
 
@@ -131,13 +132,21 @@ class SimLoop:
         args: tuple[object, ...],
         context: contextvars.Context | None,
     ) -> _Handle:
-        handle = _Handle(self.time() + delay_us / 1e6, callback, args, context)
+        handle = _Handle(self._scheduler.now_us + delay_us, callback, args, context)
         self._scheduler.after(delay_us, self.process, self._run, handle)
         return handle
 
     def _run(self, handle: _Handle) -> None:
-        if handle.callback is not None:
-            self.enter(handle.context.run, handle.callback, *handle.arguments)
+        # As `enter`: half of all events of a simulation come here.
+        callback = handle.callback
+        if callback is None:
+            return
+        outer = _get_running_loop()
+        _set_running_loop(self._as_loop)
+        try:
+            handle.context.run(callback, *handle.arguments)
+        finally:
+            _set_running_loop(outer)
 
     async def wait(
         self, begin: Callable[[Callable[..., None]], object], timeout_s: float

@@ -9,6 +9,8 @@ from tests.sim.planted.registry import late, planting
 plant = planting("acting")
 _roles = late("convoymq.rocketmq.acting.roles:Roles")
 _group = late("convoymq.rocketmq.acting.service:Group")
+_learner = late("convoymq.rocketmq.acting.learning:KeyLearner")
+_key_log = late("convoymq.rocketmq.acting.key_log:KeyLog")
 _bridge = late("convoymq.rocketmq.acting.bridge:Bridge")
 _special = late("convoymq.rocketmq.special.service:SpecialServices")
 FAULTS = "away,isolate,kill"
@@ -90,9 +92,17 @@ def master_without_a_lease() -> None:
 @plant("special services begin without the keys of other brokers", "away,shut")
 def keys_are_not_learned() -> None:
     async def planted(self: Any) -> None:
-        self.bridge.generation = self._parts.now_ms()
+        self._bridge.generation = self._parts.now_ms()
 
-    _group()._learn_keys = planted
+    _learner().learn = planted
+
+
+@plant("other replicas are not asked where they have sent to", "away,shut,camps,together,kill")
+def slaves_are_not_asked() -> None:
+    async def planted(self: Any, _generation: int) -> Any:
+        return set(self._keys.targets), 0
+
+    _learner()._targets = planted
 
 
 @plant("replicas that start together each run special services", "together")
@@ -139,3 +149,79 @@ def not_yet_due_waits() -> None:
         return tick(self, now_ms)
 
     SpecialState.tick = planted  # type: ignore[method-assign]
+
+
+@plant("a half message is passed over after some failures", "none")
+def half_message_skipped() -> None:
+    special = _special()
+    put = special._put
+    failures: dict[Any, int] = {}
+
+    async def planted(self: Any, part: Any, key: Any) -> bool:
+        is_done = await put(self, part, key)
+        if not is_done and part is self.state.transactions:
+            failures[key] = failures.get(key, 0) + 1
+        return bool(is_done) or failures.get(key, 0) >= 3
+
+    special._put = planted
+
+
+@plant("brokers that are not listed at the moment are not asked for keys", "crossed")
+def holders_are_forgotten() -> None:
+    listed = _key_log().on_listed
+
+    def planted(self: Any, brokers: Any, now_ms: int) -> None:
+        self._holders.clear()
+        listed(self, brokers, now_ms)
+
+    _key_log().on_listed = planted
+
+
+@plant("an attempt without an answer is made at another target", "deaf")
+def attempts_are_not_bound() -> None:
+    from convoymq.rocketmq.acting.escape import Target, Targets
+
+    def choose(self: Any, key: Any, writable: dict[str, int]) -> Any:
+        chosen = sorted(name for name in writable if name != self._own)
+        self._turn = getattr(self, "_turn", 0) + 1
+        return Target(chosen[self._turn % len(chosen)], 0) if chosen else None
+
+    Targets.choose = choose  # type: ignore[method-assign]
+
+
+@plant("a name server is busy until each of its notifications has arrived", "hush")
+def name_server_waits_while_it_notifies() -> None:
+    from convoymq.rocketmq.namesrv.service import NameServer
+
+    handlers = NameServer._handlers
+
+    def planted(self: Any) -> Any:
+        def held(handler: Any) -> Any:
+            async def answer(connection: Any, command: Any) -> Any:
+                import asyncio
+
+                while len(self._tasks) > 1:
+                    await asyncio.sleep(0.01)
+                return handler(connection, command)
+
+            return answer
+
+        return {code: held(handler) for code, handler in handlers(self).items()}
+
+    NameServer._handlers = planted  # type: ignore[method-assign]
+
+
+@plant("a slave waits five seconds after its link transfers", "back")
+def isolation_goes_on() -> None:
+    import asyncio
+
+    group = _group()
+    wait = group._await_link
+
+    async def planted(self: Any, step: Any) -> Any:
+        found = await wait(self, step)
+        if self._parts.role.id:
+            await asyncio.sleep(5)
+        return found
+
+    group._await_link = planted

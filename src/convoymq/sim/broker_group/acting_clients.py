@@ -135,6 +135,8 @@ class ClientNode(ProductionNode):
         }  # fmt: skip
         answer = await self._ask(node, Request.END_TRANSACTION, fields)
         self.world.trace.add(self.name, f"end of {number} at {node.name}: {answer and answer.code}")
+        sent = self.world.acting.sent[number]
+        sent.is_ended |= answer is not None and answer.code == Answer.SUCCESS
         if answer is not None and was_serving and node.serves:
             self.world.acting.on_end(node.name, answer.code, answer.remark or "")
 

@@ -6,7 +6,12 @@
 | `exile` | only clients hear the master |
 | `camps` | the master is away, and each slave is out of reach of one name server |
 | `shut` | the master is away, and for a part of that time targets are |
+| `crossed` | the master is away, and when it comes back targets are |
+| `deaf` | the master is away, and targets' answers are lost for a part of that time |
+| `hush` | the master is away, and a name server that hears a slave does not reach it |
 | `together` | all replicas are away, and come back at once |
+
+`jump`: a wall clock jumps by some seconds, forth or back. `back`: a slave restarts.
 """
 
 from __future__ import annotations
@@ -21,9 +26,10 @@ from convoymq.sim.broker_group.world import BrokerGroupInjector
 if TYPE_CHECKING:
     from convoymq.sim.broker_group.acting_world import ActingWorld
 
-OUTAGES = ("unlisted", "exile", "camps", "shut", "together")
-ACTING_KINDS = ("away", "mute", *OUTAGES)
+OUTAGES = ("unlisted", "exile", "camps", "shut", "together", "crossed", "deaf", "hush")
+ACTING_KINDS = ("away", "mute", "jump", "back", *OUTAGES)
 """Kinds of faults that only this load has."""
+JUMP_MS = 3_000
 
 
 class ActingInjector(BrokerGroupInjector):
@@ -36,7 +42,10 @@ class ActingInjector(BrokerGroupInjector):
     def moments(self) -> dict[str, Callable[[], None]]:
         """See `Injector`."""
         outages = {kind: partial(self._outage, kind) for kind in OUTAGES}
-        return {**super().moments(), "away": self._away, "mute": self._mute, **outages}
+        own = {
+            "away": self._away, "mute": self._mute, "jump": self._jump, "back": self._back,
+        }  # fmt: skip
+        return {**super().moments(), **own, **outages}
 
     def _outage(self, kind: str) -> None:
         """Takes so long that a slave acts. One at a time: after each the group is whole again."""
@@ -60,6 +69,16 @@ class ActingInjector(BrokerGroupInjector):
             self._master_away(duration_us)
             # Messages are on their way then.
             draw.after(draw.between(0, 2_500_000), None, self._shut, kind)
+        elif kind == "crossed":
+            self._master_away(duration_us)
+            draw.after(duration_us - draw.between(200_000, 1_000_000), None, self._gone, kind)
+        elif kind == "deaf":
+            self._master_away(duration_us)
+            draw.after(draw.between(2_000_000, 3_000_000), None, self._deaf, kind)
+        elif kind == "hush":
+            server = draw.rng.choice(world.name_servers)
+            world.crash(server, restart_us=100_000, keep=1.0, refuses=True)
+            draw.after(1_500_000, None, self._hush, server.number, slaves, duration_us - 1_500_000)
         else:
             world.trace.fault(kind, "all")
             for node in world.replicas.values():
@@ -79,10 +98,52 @@ class ActingInjector(BrokerGroupInjector):
         if draw.chance(0.5):
             self._part(kind, [(n, number) for n in world.replicas for number in gone], duration_us)
             return
-        world.trace.fault(kind, f"targets {gone}")
-        for number in gone:
-            if world.nodes[number].alive:
-                world.crash(world.nodes[number], restart_us=duration_us, keep=1.0, refuses=True)
+        self._kill_all(kind, gone, duration_us)
+
+    def _gone(self, kind: str) -> None:
+        """Targets are away."""
+        world = self.world
+        if not self.stopped:
+            self._kill_all(kind, list(world.targets), world.scheduler.between(1_500_000, 3_000_000))
+
+    def _deaf(self, kind: str) -> None:
+        """Replicas do not hear targets, which hear them."""
+        world = self.world
+        if not self.stopped:
+            pairs = [(target, replica) for target in world.targets for replica in world.replicas]
+            self._cut(kind, pairs, world.scheduler.between(500_000, 4_000_000))
+
+    def _back(self) -> None:
+        """A slave restarts beside its master."""
+        world, draw = self.world, self.world.scheduler
+        node = draw.rng.choice([node for node in world.replicas.values() if not node.is_master])
+        if node.alive:
+            world.trace.fault("back", node.name)
+            world.crash(node, restart_us=draw.between(100_000, 2_000_000), keep=1.0, refuses=True)
+
+    def _hush(self, server: int, slaves: list[int], duration_us: int) -> None:
+        """A name server that has no connections yet does not reach slaves, which reach it."""
+        world = self.world
+        if self.stopped:
+            return
+        self._master_away(duration_us)
+        for slave in slaves:
+            world.network.cut(server, slave, breaks=False)
+            world.scheduler.after(duration_us, None, world.network.heal, server, slave)
+
+    def _jump(self) -> None:
+        node = self._node()
+        if node is not None:
+            jump_ms = self.world.scheduler.between(-JUMP_MS, JUMP_MS)
+            self.world.on_jump(node, jump_ms)
+
+    def _kill_all(self, kind: str, numbers: list[int], restart_us: int) -> None:
+        self.world.trace.fault(kind, f"targets {numbers}")
+        for number in numbers:
+            if self.world.nodes[number].alive:
+                self.world.crash(
+                    self.world.nodes[number], restart_us=restart_us, keep=1.0, refuses=True
+                )
 
     def _away(self) -> None:
         self._master_away(self.world.scheduler.between(2_000_000, 6_000_000))

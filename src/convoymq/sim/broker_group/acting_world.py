@@ -39,6 +39,7 @@ SETTLED_US = 12_000_000
 """A slave acts after the master's lease, and attempts that failed before are repeated after 10 s
 at the latest."""
 AWAY_US = 20_000_000
+TARGETS_AWAY_US = 6_000_000
 DISAGREED_US = 4_000_000
 SUPERSEDED_US = 3_000_000
 OUTAGE_PLAN_US = 12_000_000
@@ -48,6 +49,7 @@ class ActingWorld(BrokerGroupWorld):
     """A broker group under test, whose slaves act for its master."""
 
     injector_class = ActingInjector
+    pauses_us = (60_000, 300_000)
     replicas: Mapping[int, ActingNode]
 
     def _make_nodes(self, replicas: int) -> None:
@@ -56,7 +58,8 @@ class ActingWorld(BrokerGroupWorld):
         draw = self.own_rng(0xAC7)
         self.is_old_compatible = draw.random() < 0.3
         self.pause_ms = draw.choice((60, 300, 800))
-        self.stays_away = draw.random() < 0.4
+        self.stays_away = draw.random() < 0.25
+        self.targets_too = draw.random() < 0.5
         self.timed_ms_max = 22_000 if self.stays_away else 6_000
         self.acting = ActingReferee()
         self.restarts = self.locked = self.taken_over = 0
@@ -217,6 +220,13 @@ class ActingWorld(BrokerGroupWorld):
 
     # Faults.
 
+    def on_jump(self, node: SimNode, jump_ms: int) -> None:
+        """A wall clock jumps: what it dates is late or early by so much."""
+        self.trace.fault("jump", node.name, f"{jump_ms} ms")
+        node.wall_offset_ms += jump_ms
+        node.process.wall_offset_ms += jump_ms
+        self.acting.clocks_ms += abs(jump_ms)
+
     def crash(
         self,
         node: SimNode,
@@ -250,12 +260,17 @@ class ActingWorld(BrokerGroupWorld):
             self.trace.fault("stays_away", master.name)
             self.crash(master, restart_us=AWAY_US + 1_000_000, keep=1.0, refuses=True)
         begun_us = self.scheduler.now_us
+        if self.targets_too:
+            # Half messages have time to fail at them.
+            for target in self.targets.values():
+                self.crash(target, restart_us=TARGETS_AWAY_US, keep=1.0, refuses=True)
         self._run_until(begun_us + AWAY_US)
         acting = self.serving()
         if master.alive or acting is None or not acting.runs_special:
             return
-        dispatched = acting.store.dispatched
-        late = self.acting.late(begun_us + SETTLED_US, begun_us + AWAY_US - LATE_US, dispatched)
+        settled_us = begun_us + SETTLED_US + self.targets_too * TARGETS_AWAY_US
+        until_us = begun_us + AWAY_US - LATE_US
+        late = self.acting.late(settled_us, until_us, acting)
         if late:
             raise NotLive(f"{acting.name} acts, and {late[:5]} did not leave on time")
 

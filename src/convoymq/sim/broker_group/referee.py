@@ -25,6 +25,7 @@ Replica: TypeAlias = "BrokerNode | ActingNode"
 
 TOPIC = "orders"
 COMPARED_BYTES = 4096
+COUNT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class BrokerGroupReferee:
         self.by_place: dict[tuple[int, int], Acknowledged] = {}
         self.end = 0
         """Of what was acknowledged, in the commit log."""
+        self._ends: dict[int, int] = {}
+        """Queue -> end of what was acknowledged in it."""
         self.reads = 0
 
     def on_acknowledged(self, number: int, queue: int, offset: int, end: int) -> None:
@@ -54,14 +57,15 @@ class BrokerGroupReferee:
         if former is not None:
             raise InvariantBroken(f"{number} was acknowledged at {place}, as {former.number} was")
         self.by_place[place] = Acknowledged(number, queue, offset, end)
+        self._ends[queue] = max(offset + 1, self._ends.get(queue, 0))
         self.end = max(self.end, end)
 
     def read(self, node: Replica, queue: int, offset: int) -> None:
         """A client reads from a broker that serves."""
-        got = node.store.get(TOPIC, queue, offset, 32)
+        got = node.store.get(TOPIC, queue, offset, COUNT)
         end = node.store.queue_max(TOPIC, queue)
-        if node.master is not None and self._end_of(queue) > end:
-            last = self._end_of(queue) - 1
+        if node.master is not None and self._ends.get(queue, 0) > end:
+            last = self._ends[queue] - 1
             raise InvariantBroken(
                 f"{node.name}: queue {queue} ends at {end}, and {last} was acknowledged"
             )
@@ -71,8 +75,21 @@ class BrokerGroupReferee:
             self._look(node, Message(record))
         self.reads += 1
 
-    def _end_of(self, queue: int) -> int:
-        return max((offset + 1 for each, offset in self.by_place if each == queue), default=0)
+    def _read_all(self, node: Replica, queue: int, end: int) -> None:
+        found: set[int] = set()
+        at = 0
+        while at < end:
+            got = node.store.get(TOPIC, queue, at, COUNT)
+            if got.status is not GetStatus.FOUND:
+                break
+            for record in got.records:
+                message = Message(record)
+                self._look(node, message)
+                found.add(message.queue_offset)
+                at = message.queue_offset + 1
+        for place, wanted in self.by_place.items():
+            if place[0] == queue and place[1] not in found:
+                raise InvariantBroken(f"{node.name}: {wanted} is lost")
 
     def _look(self, node: Replica, message: Message) -> None:
         place = (message.queue_id, message.queue_offset)
@@ -103,13 +120,8 @@ class BrokerGroupReferee:
             span = first.min_offset, first.max_offset
             if span[0] < span[1] and node.log.crc32c(*span) != nodes[0].log.crc32c(*span):
                 raise InvariantBroken(f"{node.name}: other bytes than {nodes[0].name}")
-            for queue, offset in sorted(self.by_place):
-                got = store.get(TOPIC, queue, offset, 1)
-                if got.status is not GetStatus.FOUND:
-                    raise InvariantBroken(
-                        f"{node.name}: {self.by_place[queue, offset]} is lost: {got.status.name}"
-                    )
-                self._look(node, Message(got.records[0]))
+            for queue, end in self._ends.items():
+                self._read_all(node, queue, end)
         last: dict[tuple[int, int], int] = {}
         for (queue, _), each in sorted(self.by_place.items()):
             place = queue, each.number >> 32

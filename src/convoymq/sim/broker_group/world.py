@@ -73,7 +73,7 @@ class Producer:
         self.world = world
         self._last = producer << 32
         self.queue = queue
-        self.pause_us = draw.choice((5_000, 50_000, 300_000))
+        self.pause_us = draw.choice(world.pauses_us)
         self.burst = draw.choice((1, 3, 12))
         self._open: set[int] = set()
         """Numbers that wait for their answer."""
@@ -113,6 +113,8 @@ class BrokerGroupWorld(ChannelessWorld):
     """A broker group under test."""
 
     injector_class = BrokerGroupInjector
+    pauses_us: tuple[int, ...] = (5_000, 50_000, 300_000)
+    """Longest times between two calls of a producer, of which each draws one."""
     nodes: Mapping[int, SimNode]
     replicas: Mapping[int, Replica]
 
