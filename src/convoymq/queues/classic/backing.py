@@ -157,6 +157,8 @@ class Backing:
         number of them can be read again."""
         self._occupied = 0
         """Bit n: line n is not empty."""
+        self._paged = False
+        """Something that is ready may be on disk only."""
         self._read = read
 
     # --- the head --------------------------------------------------------------------------
@@ -243,12 +245,14 @@ class Backing:
         """Adds messages that were handed out, at their old place."""
         self._count(self.lines[run.block.level], run.count, run.body_bytes())
         insort(self.lines[run.block.level].returned, run, key=position_of)
+        self._paged = self._paged or run.block.data is None
 
     def extend(self, level: int, items: list[Item], count: int, size: int) -> None:
         """Adds what recovery found, oldest first."""
         if count:
             self._count(self.lines[level], count, size)
             self.lines[level].waiting.extend(items)
+            self._paged = True
 
     def _count(self, line: Line, count: int, size: int) -> None:
         line.count += count
@@ -283,6 +287,7 @@ class Backing:
     def page_out(self, keep_bytes: int, drop_body: Callable[[Block], None]) -> None:
         """Leaves memory, newest messages first, until `keep_bytes` stay: first the bodies of large
         blocks (β), then whole messages (δ)."""
+        self._paged = True
         excess = self.footprint - keep_bytes
         for run in self.newest():
             block = run.block
@@ -495,11 +500,16 @@ class Backing:
             assert line.count == sum(item.count for item in items)
             assert bool(self._occupied >> line.level & 1) == bool(line.count)
             assert all(run.block.level == line.level for run in line.runs())
+            if not self._paged:
+                assert all(isinstance(i, Run) and i.block.data is not None for i in items)
         assert self.count == sum(line.count for line in self.lines)
 
     def lengths(self) -> dict[str, int]:
-        """Returns the messages in RabbitMQ's five parts. Cost: O(runs)."""
+        """Returns the messages in RabbitMQ's five parts. Cost: O(runs) while something is paged
+        out: a queue that is shown often holds nobody up."""
         found = dict.fromkeys(("q1", "q2", "delta", "q3", "q4"), 0)
+        if not self._paged:
+            return found | {"q4": self.count}
         for line in self.occupied():
             behind = False
             for item in [*line.returned, *line.waiting]:
@@ -510,6 +520,7 @@ class Backing:
                     found["q1" if behind else "q4"] += item.count
                 else:
                     found["q2" if behind else "q3"] += item.count
+        self._paged = found["q1"] + found["q4"] < self.count
         return found
 
 

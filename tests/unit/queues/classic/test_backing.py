@@ -72,6 +72,7 @@ def test_a_short_queue_never_touches_delta(tmp_path: Path, time: Time) -> None:
     for _ in range(50):
         fill(node, channel, 20)
         assert not spans(queue)
+        assert queue.info()["backing_queue_status"]["q4"] == 20
         channel.client.purge()
         settled(node.nodes)
     assert queue.info()["backing_queue_status"]["target_ram_count"] == "infinity"
