@@ -11,8 +11,8 @@ The copy is a log of its own, as that of a classic queue: from it a master is op
 as after a restart. Beside the log lies the file `member` with the number of the ring's member that
 wrote it; a copy whose number the recorded view does not have is void.
 
-A mirror is synchronised once it has as many messages as the master said at the same place in the
-broadcasts: it never has one that its master lacks. What is settled and not here is ignored. Old
+A mirror is synchronised once it has stored as many messages as the master said at the same place in
+the broadcasts: it never has one that its master lacks. What is settled and not here is ignored. Old
 messages may come in between new ones, after the word which of them are settled. Each broadcast of
 the master is answered when it is stored: the mirror's word for one holds for all before it.
 """
@@ -77,7 +77,7 @@ class MirrorCopy:
         level_max: highest priority that the queue tells from lower ones.
         new_log: returns an empty log in place of the copy's.
         on_stored: called with sender and number of a broadcast that is stored, as are all before.
-        on_equal: called when the copy has all that the master has.
+        on_equal: called when the copy has stored all that the master has; may be called again.
         on_failed: called when the copy cannot be written, or cannot be that of the queue.
     """
 
@@ -112,8 +112,11 @@ class MirrorCopy:
         self._on_stored = on_stored
         self._on_equal = on_equal
         self._on_failed = on_failed
-        #: (sender, number, whether it is stored) of broadcasts, oldest first.
+        #: (sender, number, whether it is stored, whether the copy has all) of broadcasts, oldest
+        #: first.
         self._unstored: deque[list[int]] = deque()
+        self._is_equal = False
+        """At some place in the broadcast that is taken the copy has all that the master has."""
         self._written = [False]
         """True once what was added since the last flush is written."""
         self.log = self._new_log()
@@ -125,11 +128,12 @@ class MirrorCopy:
 
     def on_broadcast(self, sender: int, number: int, payload: bytes) -> None:
         """Takes a broadcast of the master. Raises PeerError when it is malformed."""
+        self._is_equal = False
         for instruction in decode(payload):
             if self.state is State.ENDED:
                 return
             self._take(sender, instruction)
-        entry = [sender, number, 0]
+        entry = [sender, number, 0, self._is_equal]
         self._unstored.append(entry)
         written, self._written = self._written, [False]
 
@@ -149,11 +153,14 @@ class MirrorCopy:
             self._say_stored()
 
     def _say_stored(self) -> None:
-        last = None
+        last, is_equal = None, False
         while self._unstored and self._unstored[0][2]:
             last = self._unstored.popleft()
+            is_equal = is_equal or bool(last[3])
         if last is not None:
             self._on_stored(last[0], last[1])
+        if is_equal and not self.is_synchronised:
+            self._on_equal()
 
     def _take(self, sender: int, instruction: Instruction) -> None:
         match instruction:
@@ -200,6 +207,9 @@ class MirrorCopy:
             self.sessions.clear()
             self.begun.clear()
             self.refused.clear()
+            # It had all that a former master had.
+            for entry in self._unstored:
+                entry[3] = False
         self.state = State.TAKING
         self._compare(depth)
 
@@ -208,7 +218,7 @@ class MirrorCopy:
         if kind == MESSAGES:
             count = int.from_bytes(body[24:28], "little")
             self._note_session(*struct.unpack_from("<QQ", body, 8))
-            if position not in self.index:
+            if not self.index.has(position, count):
                 level = level_of(body, 0, self._level_max)
                 place = self.log.add_messages(position, body, time_ms, level=level)
                 self.index.add(position, count, place, time_ms, self._written)
@@ -265,8 +275,7 @@ class MirrorCopy:
     def _compare(self, depth: int) -> None:
         if self.index.messages > depth:
             self._on_failed(PeerError(f"{self.index.messages} messages, and {depth} at the master"))
-        elif self.index.messages == depth and not self.is_synchronised:
-            self._on_equal()
+        self._is_equal = self._is_equal or self.index.messages == depth
 
     # --- end -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
+from convoymq.model.errors import PeerError
 from convoymq.queues.classic.runs import Place
 
 
@@ -66,20 +67,39 @@ class CopyIndex:
         self._blocks: dict[int, Kept] = {}
         #: Positions of the blocks, ascending; some are of blocks that are gone.
         self._order: list[int] = []
+        #: No block that was ever added ends behind this position.
+        self._end = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __contains__(self, position: int) -> bool:
-        return position in self._blocks
+    def has(self, position: int, count: int) -> bool:
+        """Returns whether a block is here. Raises PeerError when it overlaps another one: a master
+        never divides or joins what it has sent."""
+        known = self._blocks.get(position)
+        if known is not None and known.count == count:
+            return True
+        if position < self._end:
+            for i in range(bisect_left(self._order, position + count) - 1, -1, -1):
+                before = self._blocks.get(self._order[i])
+                if before is None:
+                    continue
+                if before.position + before.count > position:
+                    raise PeerError(
+                        f"messages {position} to {position + count - 1} overlap "
+                        f"{before.position} to {before.position + before.count - 1}"
+                    )
+                break
+        return False
 
     def add(
         self, position: int, count: int, place: Place, time_ms: int, written: list[bool]
     ) -> None:
-        """Adds a block, which is not known yet."""
+        """Adds a block that `has` did not find."""
         assert position not in self._blocks
         self._blocks[position] = Kept(position, count, place, time_ms, written)
         self.messages += count
+        self._end = max(self._end, position + count)
         if not self._order or self._order[-1] < position:
             self._order.append(position)
         else:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from convoymq.metadata.commands import ChangeView
+from convoymq.queues.mirrored.instructions import Messages
 from tests.unit.queues.classic.support import Channel, Node, Time, queue_record
+from tests.unit.queues.classic.test_log import command
 from tests.unit.queues.mirrored.support import Cluster
 
 MESSAGES = 40
@@ -200,3 +202,26 @@ def test_a_plain_queue_of_a_lost_disk_is_named(
     assert events(cluster, 1) == ["queue.lost_with_disk"]
     assert cluster.nodes[1].host.queues[1].machine.ready_count == 0
     cluster.nodes[1].host.stop()
+
+
+def test_messages_that_overlap_known_ones_are_not_believed(cluster: Cluster) -> None:
+    """Both mirrors name what the master said, and begin anew."""
+    cluster.declare()
+    channel = cluster.channel(1)
+    bodies = [b"one", b"two", b"three"]
+    for tag, body in enumerate(bodies, 1):
+        channel.publish(body, tag=tag)
+    cluster.settle()
+    cluster.master.log.tell(Messages(1, 0, command(1)))
+    cluster.master.send()
+    cluster.settle()
+    for node in (2, 3):
+        reasons = [
+            fields["reason"]
+            for event, fields in cluster.nodes[node].notes
+            if event == "queue.mirror_failed"
+        ]
+        assert reasons == ["messages 1 to 1 overlap 0 to 2"]
+    cluster.until(lambda: len(cluster.master.member.view.full()) == 3)
+    assert cluster.master.member.view.synchronised == (1,)
+    assert taken(cluster) == bodies
