@@ -294,6 +294,9 @@ class MirroredHost(DamagedCopies):
                 )
         master.take_view(record.view)
         self.follow_policy(master)
+        if record.group not in self._proposed and not record.view.newcomers:
+            # No more mirrors come: all are synchronised at a time.
+            master.tell_depth()
 
     def _open_master(self, record: QueueRecord) -> None:
         """The copy of this node, or what a former run left, becomes the queue."""

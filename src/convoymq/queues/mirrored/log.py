@@ -130,12 +130,17 @@ class BroadcastLog(ClassicLog):
         confirms.withdraw(write)
         return False
 
+    @property
+    def has_room(self) -> bool:
+        """Returns whether what is told now is sent with the next broadcast."""
+        return self.ring is not None and self.ring.may_broadcast()
+
     def send(self) -> int:
         """Broadcasts what was added, if there is room; returns the number of the broadcast that has
         it, or will have it."""
         if self.ring is None or not self._outgoing:
             return self.last_number
-        if not self.ring.may_broadcast():
+        if not self.has_room:
             return self.last_number + 1
         outgoing, self._outgoing = self._outgoing, []
         self.last_number = self.ring.broadcast(encode(outgoing))

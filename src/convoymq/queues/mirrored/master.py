@@ -147,6 +147,7 @@ class MasterQueue(LocalQueue):
     def on_room(self) -> None:
         """The ring takes more."""
         self.send()
+        self.step_sync()
 
     def send(self) -> None:
         """Broadcasts what waits."""
@@ -260,9 +261,11 @@ class MasterQueue(LocalQueue):
             return
         if not syncing.step(now_ms):
             self.end_synchronisation()
-        elif syncing.due_ms > now_ms and not self._sync_waits:
+            return
+        wait_ms = syncing.wait_ms(now_ms)
+        if wait_ms is not None and not self._sync_waits:
             self._sync_waits = True
-            self.host.clock.call_later(syncing.due_ms - now_ms, self._on_sync_due)
+            self.host.clock.call_later(wait_ms, self._on_sync_due)
 
     def _on_sync_due(self) -> None:
         self._sync_waits = False

@@ -25,7 +25,7 @@ class RingEnd:
         """See `RingSink`."""
         master = self._host.master_of(self._group)
         if master is not None:
-            master.send()
+            self._host.contain(master, master.on_room)
 
     def on_view(self, _view: RingView) -> None:
         """See `RingSink`. The host follows the record, which is the same."""

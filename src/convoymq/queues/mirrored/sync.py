@@ -1,10 +1,11 @@
 """Synchronisation of mirrors: the master sends them what its log had before they came.
 
-First goes what is settled, then the messages that are alive, in batches, of which a few are on
-their way at a time: while the mirrors store one, the next is read. They are small, because nothing
-else happens on the node while one is read and sent. The queue serves its clients meanwhile: what
-comes and goes while it lasts reaches the mirrors as it does the others. The log keeps its files
-until the end.
+First goes what is settled, then the messages that are alive, in batches, of which some are on their
+way at a time: mirrors store with one flush what came while the flush before lasted. How many bytes
+they may have follows from the time until a batch is stored (ADR 0186). Batches are small, because
+nothing else happens on the node while one is read and sent, and others have their turn between two.
+The queue serves its clients meanwhile: what comes and goes while it lasts reaches the mirrors as it
+does the others. The log keeps its files until the end.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from convoymq.queues.mirrored.instructions import SyncBegin, Synced, SyncEnd
 from convoymq.queues.mirrored.log import BroadcastLog
 
 BATCH_BYTES_MAX = 1 << 18
-BATCHES_MAX = 4
-"""Batches that some mirror has not stored yet."""
+WINDOW_BYTES_MIN, WINDOW_BYTES_MAX = 1 << 19, 1 << 22
+"""Bytes of batches that some mirror has not stored yet; one more batch may be under way."""
+SLOWER = 3
+"""So many times as long as the quickest batch may one take. When it takes longer, batches wait for
+each other, and what else uses disk, network and processors waits for them."""
 WORDS_MAX = BATCH_BYTES_MAX // 8
 NO_PLACE = Place(0, 0, 0)
 
@@ -59,8 +63,12 @@ class Synchronisation:
         """Time from which the last batch counts, by the monotonic clock."""
         self._dead = Kept(0, 1 << 62, NO_PLACE, 0, [True])
         self._records = self._in_order(log.end, unsaid)
-        self._sent: deque[int] = deque()
-        """Numbers of the broadcasts with batches that some mirror has not stored."""
+        self._sent: deque[tuple[int, int, int]] = deque()
+        """(number, bytes, time) of the broadcasts with batches that some mirror has not stored."""
+        self._unstored = 0
+        """Bytes of them."""
+        self._window = WINDOW_BYTES_MIN
+        self._quickest_ms = 1 << 62
         log.holds = True
         log.tell(SyncBegin(members))
 
@@ -86,28 +94,38 @@ class Synchronisation:
         dead = self._dead.settled_within(found.position, found.position + count - 1)
         return count - sum(last - first + 1 for first, last in dead)
 
-    @property
-    def due_ms(self) -> int:
-        """Returns the time before which no batch is sent, by the monotonic clock."""
+    def wait_ms(self, now_ms: int) -> int | None:
+        """Returns the time until the rate allows the next batch; None: mirrors must store some
+        before, or the ring has no room."""
+        if not self.is_on_disk or self._unstored >= self._window or not self._log.has_room:
+            return None
         rate = self._rate()
-        return self._from_ms + -(-self._bytes * 1000 // rate) if rate else 0
+        return max(self._from_ms + -(-self._bytes * 1000 // rate) - now_ms, 0) if rate else 0
 
     def step(self, now_ms: int) -> bool:
-        """Sends the next batches as far as the mirrors have stored those before, and the rate
-        allows; returns False at the end."""
+        """Sends the next batch if mirrors and rate allow it; returns False at the end."""
         if not self.is_on_disk:
             return True
         stored = self._log.confirms.stored
         self.members = [member for member in self.members if member in stored]
         if not self.members:
             return False
-        while self._sent and all(stored[member] >= self._sent[0] for member in self.members):
-            self._sent.popleft()
-        while len(self._sent) < BATCHES_MAX and now_ms >= self.due_ms:
-            self._from_ms = max(self.due_ms, now_ms)
-            if not self._send():
-                return False
-        return True
+        least = min(stored[member] for member in self.members)
+        while self._sent and self._sent[0][0] <= least:
+            self._note_stored(*self._sent.popleft()[1:], now_ms)
+        if self.wait_ms(now_ms) != 0:
+            return True
+        self._from_ms = now_ms
+        return self._send()
+
+    def _note_stored(self, size: int, sent_ms: int, now_ms: int) -> None:
+        """Adapts the window to the time that a batch took."""
+        self._unstored -= size
+        # The clock counts milliseconds.
+        took_ms = now_ms - sent_ms + 1
+        self._quickest_ms = min(self._quickest_ms, took_ms)
+        change = size if took_ms <= SLOWER * self._quickest_ms else -size
+        self._window = min(max(self._window + change, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
 
     def _send(self) -> bool:
         """Sends a batch; returns False when there are no more records."""
@@ -123,7 +141,8 @@ class Synchronisation:
         else:
             return False
         self.messages += count
-        self._sent.append(log.send())
+        self._unstored += self._bytes
+        self._sent.append((log.send(), self._bytes, self._from_ms))
         return True
 
     def end(self, depth: int) -> None:
