@@ -29,7 +29,7 @@ def explained(found: Mapping[str, Any]) -> str:
         for row in found["hot"]
     ]
     lines += [
-        f"{row['subject']}: {row['rule']} ({_inputs(row['inputs'])}): {row['outcome']}"
+        f"{row['subject']}: {row['rule']} ({shown(row['inputs'])}): {row['outcome']}"
         for row in found["considered"]
     ]
     if found["held"]:
@@ -66,7 +66,8 @@ def _rates(rates: list[float]) -> str:
     return " ".join(f"{rate:.4g}" for rate in rates)
 
 
-def _inputs(inputs: Mapping[str, Any]) -> str:
+def shown(inputs: Mapping[str, Any]) -> str:
+    """Returns the numbers that a rule compared."""
     return ", ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in inputs.items()

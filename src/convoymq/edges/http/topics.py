@@ -169,23 +169,22 @@ def body_in(body: JsonObject) -> bytes:
     payload = body.get("payload")
     if not isinstance(payload, str):
         raise bad_request("key payload is not a string")
-    if encoding == "string":
-        return payload.encode()
-    try:
-        return base64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError):
-        raise bad_request("key payload is not base64") from None
+    return _decoded(payload, encoding, "key payload")
 
 
 def _key(value: object, encoding: str) -> bytes:
     if not isinstance(value, str):
         raise bad_request(f"the order key {value!r} is not a string")
+    return _decoded(value, encoding, f"the order key {value!r}")
+
+
+def _decoded(text: str, encoding: str, what: str) -> bytes:
     if encoding == "string":
-        return value.encode()
+        return text.encode()
     try:
-        return base64.b64decode(value, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise bad_request(f"the order key {value!r} is not base64") from None
+        raise bad_request(f"{what} is not base64") from None
 
 
 def parked_json(row: ParkedKeyRow) -> JsonObject:

@@ -255,26 +255,6 @@ class Evaluation:
         """The decision in words."""
         return decision_text(self.decision)
 
-    def explain(self) -> str:
-        """Return what `autoscale explain` prints: one line per rule that was met, then the
-        decision."""
-        lines = [
-            f"{each.subject}: {each.rule} ({_text(each.inputs)}): {each.outcome}"
-            for each in self.considered
-        ]
-        return "\n".join([*lines, f"decision: {self.summary}"])
-
-
-def decide(
-    layout: Layout,
-    loads: Mapping[int, PartitionLoad],
-    groups: Sequence[GroupLoad],
-    policy: Policy,
-    now: int,
-) -> Decision | None:
-    """Return what to do next, if anything. A partition without a load is left alone."""
-    return evaluate(layout, loads, groups, policy, now).decision
-
 
 def evaluate(
     layout: Layout,
@@ -283,7 +263,8 @@ def evaluate(
     policy: Policy,
     now: int,
 ) -> Evaluation:
-    """Return what `decide` decides, with all that was considered."""
+    """Return what to do next, if anything, with all that was considered. A partition without a load
+    is left alone."""
     return _Evaluator(layout, loads, groups, policy, now).run()
 
 
@@ -621,10 +602,3 @@ def decision_text(decision: Decision | None) -> str:
             return f"report for group '{group}' on partition {pid}: {advised.value}"
         case _:
             return _subject(decision)
-
-
-def _text(inputs: Mapping[str, Input]) -> str:
-    return ", ".join(
-        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in inputs.items()
-    )

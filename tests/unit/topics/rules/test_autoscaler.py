@@ -9,10 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from convoymq.cli.ctl.topic_scaling import shown
 from convoymq.topics.rules.autoscaler import (
     Advice,
     Advised,
     Decision,
+    Evaluation,
     GroupLoad,
     HotLogicalPartition,
     Layout,
@@ -24,7 +26,6 @@ from convoymq.topics.rules.autoscaler import (
     Rates,
     ServerLoad,
     Split,
-    decide,
     evaluate,
     placements,
 )
@@ -37,6 +38,28 @@ NOW = 1_000_000
 POLICY = Policy(unit_ms=UNIT, target_bytes=100.0, target_messages=10.0)
 ROUTE = first_route(8, 2)
 """Partitions 0 and 1 with four logical partitions each."""
+
+
+def decide(
+    layout: Layout,
+    loads: Mapping[int, PartitionLoad],
+    groups: Sequence[GroupLoad],
+    policy: Policy,
+    now: int,
+) -> Decision | None:
+    """Only what is done next."""
+    return evaluate(layout, loads, groups, policy, now).decision
+
+
+def explained(found: Evaluation) -> str:
+    """A line per rule that was met, then the decision."""
+    lines = [
+        f"{each.subject}: {each.rule} ({shown(each.inputs)}): {each.outcome}"
+        for each in found.considered
+    ]
+    return "\n".join([*lines, f"decision: {found.summary}"])
+
+
 OLD = NOW - 100 * UNIT
 
 
@@ -154,7 +177,7 @@ def test_a_split_that_gains_too_little_is_left(policy: float, gains: bool) -> No
 def test_nothing_is_cut_blindly(lps: tuple[float, ...]) -> None:
     evaluation = evaluate(layout(), {0: load(9.0, lps=lps)}, (), POLICY, NOW)
     assert evaluation.decision is None
-    assert "no loads of its logical partitions are known" in evaluation.explain()
+    assert "no loads of its logical partitions are known" in explained(evaluation)
 
 
 def test_a_topic_gets_no_more_partitions_than_it_may_have() -> None:
@@ -393,7 +416,7 @@ def test_reports_are_made_while_actions_are_held_back() -> None:
 
 
 def test_an_explanation_names_rule_inputs_and_decision() -> None:
-    text = evaluate(layout(), {0: load(9.0), 1: load(3.0)}, (), POLICY, NOW).explain()
+    text = explained(evaluate(layout(), {0: load(9.0), 1: load(3.0)}, (), POLICY, NOW))
     assert text.splitlines() == [
         "split of partition 0 at 2: load over 2 units is above 5 targets (load=9, age=100, "
         "largest_share=0.5): chosen",
@@ -426,13 +449,13 @@ def test_an_explanation_names_rule_inputs_and_decision() -> None:
 def test_explanations_are_lines(fields: dict[str, object], line: str) -> None:
     loads = fields.pop("loads", {})
     assert isinstance(loads, dict)
-    text = evaluate(layout(**fields), loads, (), POLICY, NOW).explain()  # type: ignore[arg-type]
+    text = explained(evaluate(layout(**fields), loads, (), POLICY, NOW))  # type: ignore[arg-type]
     assert line in text.splitlines()
 
 
 def test_advice_is_explained() -> None:
     groups = [lagging(spare_members=0)]
-    text = evaluate(layout(), {0: INCOMING}, groups, POLICY, NOW).explain()
+    text = explained(evaluate(layout(), {0: INCOMING}, groups, POLICY, NOW))
     assert text.splitlines()[-1] == "decision: report for group 'g' on partition 0: add consumers"
 
 

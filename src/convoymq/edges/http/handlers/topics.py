@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from convoymq.edges.http.bodies import ApiError, bad_request
@@ -341,19 +343,13 @@ async def parked(call: Call) -> list[JsonObject]:
 @routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/resume")
 async def resume(call: Call) -> Status:
     """Has the messages of parked keys delivered again, in order."""
-    place = _readable(call)
-    for key in keys_in(await call.json(keys=PARK_KEYS)):
-        await _admin(call).parked.resume(*place, key)
-    return Status(DONE)
+    return await _with_keys(call, _admin(call).parked.resume)
 
 
 @routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/retry")
 async def retry(call: Call) -> Status:
     """Has the first messages of parked keys delivered again; the others wait on."""
-    place = _readable(call)
-    for key in keys_in(await call.json(keys=PARK_KEYS)):
-        await _admin(call).parked.resume(*place, key, once=True)
-    return Status(DONE)
+    return await _with_keys(call, partial(_admin(call).parked.resume, once=True))
 
 
 @routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/replace")
@@ -374,7 +370,12 @@ async def replace(call: Call) -> Status:
 @routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/skip")
 async def skip(call: Call) -> Status:
     """Gives the first messages of parked keys up."""
+    return await _with_keys(call, _admin(call).parked.skip)
+
+
+async def _with_keys(call: Call, act: Callable[[str, str, str, bytes], Awaitable[None]]) -> Status:
+    """Does something with each of the parked keys that the body names."""
     place = _readable(call)
     for key in keys_in(await call.json(keys=PARK_KEYS)):
-        await _admin(call).parked.skip(*place, key)
+        await act(*place, key)
     return Status(DONE)
