@@ -1,0 +1,323 @@
+"""Qpid Proton, the client library of AMQP 1.0's authors, against the three-node cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.clusters import Cluster
+from tests.interop.amqp10.support import GIVES_CREDIT
+from tests.interop.conftest import Names
+from tests.interop.failover import declare_on_leader, leader_killed
+from tests.interop.helpers import api, eventually
+from tests.patience import PATIENCE_S
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton has no wheel for Linux")
+from proton.utils import (  # noqa: E402
+    BlockingConnection,
+    LinkDetached,
+    SendException,
+)
+
+QUORUM = {"x-queue-type": "quorum"}
+
+
+def url(cluster: Cluster, node: int = 0, login: str = "guest:guest") -> str:
+    return f"amqp://{login}@127.0.0.1:{urlsplit(cluster.uris[node]).port}"
+
+
+@pytest.fixture
+def dial(cluster: Cluster) -> Iterator[Callable[..., Any]]:
+    """Opens blocking connections: `dial(node)`."""
+    opened: list[Any] = []
+
+    def one(node: int = 0, login: str = "guest:guest", **options: Any) -> Any:
+        # Proton waits for answers with this limit.
+        options = {"timeout": PATIENCE_S, "allowed_mechs": "PLAIN", **options}
+        opened.append(BlockingConnection(url(cluster, node, login), **options))
+        return opened[-1]
+
+    yield one
+    for each in opened:
+        with suppress(Exception):
+            each.close()
+
+
+@pytest.fixture
+def queue(channel: Any, names: Names) -> str:
+    """A quorum queue."""
+    name = names.queue()
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+    return name
+
+
+def bodies(receiver: Any, count: int) -> list[Any]:
+    found = []
+    for _ in range(count):
+        found.append(receiver.receive(timeout=PATIENCE_S).body)
+        receiver.accept()
+    return found
+
+
+def send(sender: Any, *bodies: Any, **fields: Any) -> list[Any]:
+    """Sends messages and returns the states of their deliveries."""
+    return [sender.send(proton.Message(body=each, **fields)).remote_state for each in bodies]
+
+
+@GIVES_CREDIT
+def test_messages_go_in_and_out(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    sender = connection.create_sender(f"/queues/{queue}")
+    assert send(sender, "a", "b", {"c": 1}) == [proton.Delivery.ACCEPTED] * 3
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=10)
+    assert bodies(receiver, 3) == ["a", "b", {"c": 1}]
+
+
+@GIVES_CREDIT
+def test_a_large_message_comes_back_bit_by_bit(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    body = bytes(range(256)) * 4096
+    sender = connection.create_sender(f"/queues/{queue}")
+    assert send(sender, body) == [proton.Delivery.ACCEPTED]
+    receiver = connection.create_receiver(f"/queues/{queue}")
+    assert bytes(receiver.receive(timeout=PATIENCE_S).body) == body
+    receiver.accept()
+
+
+@GIVES_CREDIT
+def test_properties_come_back(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    sender = connection.create_sender(f"/queues/{queue}")
+    message = proton.Message(
+        body="x",
+        id="my id",
+        subject="s",
+        reply_to="/queues/other",
+        correlation_id=7,
+        content_type="text/plain",
+        group_id="g",
+        properties={"n": 1, "text": "ü"},
+        annotations={proton.symbol("x-opt-mine"): "kept"},
+        durable=True,
+        priority=3,
+        ttl=3600,
+    )
+    sender.send(message)
+    found = connection.create_receiver(f"/queues/{queue}").receive(timeout=PATIENCE_S)
+    for name in ("body", "id", "subject", "reply_to", "correlation_id", "content_type", "group_id",
+                 "properties", "durable", "priority", "ttl"):  # fmt: skip
+        assert getattr(found, name) == getattr(message, name), name
+    assert found.first_acquirer
+    assert found.delivery_count == 0
+    assert found.annotations["x-opt-mine"] == "kept"
+    assert found.annotations["x-routing-key"] == queue
+
+
+# Both protocols
+
+
+@GIVES_CREDIT
+def test_a_message_of_1_0_is_read_by_pika_and_back(
+    dial: Callable[..., Any], queue: str, channel: Any
+) -> None:
+    connection = dial()
+    sender = connection.create_sender(f"/queues/{queue}")
+    sender.send(proton.Message(body=b"to pika", id="one", properties={"k": "v"}, inferred=True))
+    found: list[Any] = []
+
+    def got() -> bool:
+        method, properties, body = channel.basic_get(queue, auto_ack=True)
+        if method is not None:
+            found.extend((properties, body))
+        return bool(found)
+
+    eventually(got)
+    properties, body = found
+    assert (body, properties.message_id, properties.headers["k"]) == (b"to pika", "one", "v")
+    channel.basic_publish("", queue, body, properties)
+    message = connection.create_receiver(f"/queues/{queue}").receive(timeout=PATIENCE_S)
+    assert (bytes(message.body), message.id, message.properties["k"]) == (body, "one", "v")
+
+
+def test_an_exchange_routes_by_key(
+    dial: Callable[..., Any], queue: str, channel: Any, names: Names
+) -> None:
+    exchange = names.exchange()
+    channel.exchange_declare(exchange, "topic")
+    channel.queue_bind(queue, exchange, "a.*")
+    sender = dial().create_sender(f"/exchanges/{exchange}/a.b")
+    assert send(sender, "routed") == [proton.Delivery.ACCEPTED]
+    other = dial().create_sender(f"/exchanges/{exchange}/b")
+    with pytest.raises(SendException) as refused:
+        send(other, "unrouted")
+    assert refused.value.state == proton.Delivery.RELEASED
+
+
+def test_the_anonymous_terminus_asks_every_message(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    sender = connection.create_sender(None)
+    assert send(sender, "x", address=f"/queues/{queue}") == [proton.Delivery.ACCEPTED]
+    with pytest.raises(SendException):
+        send(sender, "x")
+    assert send(sender, "y", address=f"/queues/{queue}") == [proton.Delivery.ACCEPTED]
+
+
+# Outcomes
+
+
+@GIVES_CREDIT
+def test_what_is_released_comes_again_unfailed(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), "again")
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
+    receiver.receive(timeout=PATIENCE_S)
+    receiver.release(delivered=False)
+    again = receiver.receive(timeout=PATIENCE_S)
+    assert (again.body, again.delivery_count, again.first_acquirer) == ("again", 0, False)
+    receiver.accept()
+
+
+@GIVES_CREDIT
+def test_what_was_modified_as_failed_counts(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), "again")
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
+    receiver.receive(timeout=PATIENCE_S)
+    delivery = receiver.fetcher.unsettled.popleft()
+    delivery.local.failed = True
+    delivery.update(proton.Delivery.MODIFIED)
+    delivery.settle()
+    again = receiver.receive(timeout=PATIENCE_S)
+    assert (again.body, again.delivery_count) == ("again", 1)
+    receiver.accept()
+
+
+@GIVES_CREDIT
+def test_what_is_rejected_is_dead_lettered(
+    dial: Callable[..., Any], channel: Any, names: Names
+) -> None:
+    dead, queue = names.queue("dead"), names.queue("q")
+    channel.queue_declare(dead, durable=True, arguments=QUORUM)
+    arguments = {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    channel.queue_declare(queue, durable=True, arguments=arguments)
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), "bad")
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
+    receiver.receive(timeout=PATIENCE_S)
+    receiver.reject()
+    letter = connection.create_receiver(f"/queues/{dead}").receive(timeout=PATIENCE_S)
+    assert letter.body == "bad"
+    assert letter.annotations["x-first-death-reason"] == "rejected"
+
+
+# Credit
+
+
+@GIVES_CREDIT
+def test_a_receiver_gets_as_much_as_its_credit(
+    dial: Callable[..., Any], queue: str, channel: Any
+) -> None:
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), *"abcde")
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=2)
+    assert receiver.receive(timeout=PATIENCE_S).body == "a"
+    assert receiver.receive(timeout=PATIENCE_S).body == "b"
+    eventually(lambda: channel.queue_declare(queue, passive=True).method.message_count == 3)
+    receiver.accept()
+
+
+@GIVES_CREDIT
+def test_a_drain_ends_with_what_is_there(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), *"abc")
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=0)
+    receiver.link.drain(50)
+    connection.wait(lambda: receiver.link.credit == 0, timeout=PATIENCE_S)
+    assert bodies(receiver, 3) == ["a", "b", "c"]
+
+
+@GIVES_CREDIT
+def test_a_closed_receiver_gives_back(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), "a")
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
+    receiver.receive(timeout=PATIENCE_S)
+    receiver.close()
+    other = connection.create_receiver(f"/queues/{queue}", credit=1)
+    assert other.receive(timeout=PATIENCE_S).delivery_count == 0
+    other.accept()
+
+
+# Refusals
+
+
+def test_wrong_login(dial: Callable[..., Any]) -> None:
+    with pytest.raises(proton.ConnectionException, match=r"[Aa]uthentication failed|unauthorized"):
+        dial(login="guest:wrong")
+
+
+def test_unknown_queue(dial: Callable[..., Any]) -> None:
+    connection = dial()
+    for attach in (connection.create_sender, connection.create_receiver):
+        with pytest.raises(LinkDetached, match="no queue 'none' in vhost '/'"):
+            attach("/queues/none")
+
+
+def test_an_old_address_names_the_new_form(dial: Callable[..., Any], queue: str) -> None:
+    with pytest.raises(LinkDetached, match="/queues/QUEUE"):
+        dial().create_sender(f"/queue/{queue}")
+
+
+@GIVES_CREDIT
+def test_permission_denied(cluster: Cluster, dial: Callable[..., Any], queue: str) -> None:
+    api(cluster, "PUT", "users/reader", {"password": "secret", "tags": ""})
+    rules = {"configure": "", "write": "", "read": ".*"}
+    api(cluster, "PUT", "permissions/%2F/reader", rules)
+    connection = dial(login="reader:secret")
+    with pytest.raises(LinkDetached, match=r"write access to exchange 'amq\.default'"):
+        connection.create_sender(f"/queues/{queue}")
+    # The session lives.
+    connection.create_receiver(f"/queues/{queue}")
+    api(cluster, "DELETE", "users/reader")
+
+
+# Lists
+
+
+@GIVES_CREDIT
+def test_a_connection_is_listed(cluster: Cluster, dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    connection.create_receiver(f"/queues/{queue}")
+    rows = [each for each in api(cluster, "GET", "connections") if each["protocol"] == "AMQP 1-0"]
+    assert [row["user"] for row in rows] == ["guest"]
+    consumers = [
+        each for each in api(cluster, "GET", "consumers") if each["queue"]["name"] == queue
+    ]
+    assert [each["ack_required"] for each in consumers] == [True]
+
+
+# Failures
+
+
+@GIVES_CREDIT
+def test_a_killed_leader_costs_nothing(
+    cluster: Cluster, dial: Callable[..., Any], names: Names
+) -> None:
+    """Publisher and consumer speak to other nodes than the one that leads the queue and dies."""
+    queue = names.queue()
+    declare_on_leader(cluster, queue)
+    sender = dial(0).create_sender(f"/queues/{queue}")
+    receiver = dial(2).create_receiver(f"/queues/{queue}", credit=20)
+    count, found = 60, []
+    with leader_killed(cluster, True) as strike:
+        for number in range(count):
+            if number == count // 3:
+                strike()
+            assert send(sender, number) == [proton.Delivery.ACCEPTED]
+            if number % 2:
+                found += bodies(receiver, 2)
+    assert found == list(range(count))
