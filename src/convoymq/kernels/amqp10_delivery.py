@@ -1,7 +1,7 @@
 """Transfers of stored messages: the compiled form of `messages.amqp10.message.transfer_of`.
 
-It makes those of messages that have nothing but their bare message: no annotations of a publisher,
-no deaths. That is nearly all of them.
+`plain_transfer` makes those of messages that have nothing but their bare message: no annotations of
+a publisher, no deaths. That is nearly all of them.
 """
 
 import cython
@@ -35,6 +35,8 @@ _DIGITS_MAX = cython.declare(cython.Py_ssize_t, 10)
 _TTL_MAX = cython.declare(uint64_t, 0xFFFFFFFF)
 _HEAD_MAX = cython.declare(cython.Py_ssize_t, 700)
 """Of header and annotations with two texts."""
+_ROOM_MAX = cython.declare(cython.Py_ssize_t, 0xFFFFFFFF)
+_TAG_MAX = cython.declare(cython.Py_ssize_t, 32)
 _PROPERTIES = cython.declare(cython.int, 0x73)
 _VALUE = cython.declare(cython.int, 0x77)
 
@@ -219,4 +221,53 @@ def plain_transfer(
         string.memcpy(out + used, p + at + AMQP_FRAME_HEAD, size)
         used += size
         at += size + AMQP_FRAME_OVERHEAD
+    return made
+
+
+def transfer_frame(
+    channel: uint32_t,
+    handle: uint32_t,
+    delivery_id: uint32_t,
+    tag: bytes,
+    settled: cython.bint,
+    message: bytes,
+    at: cython.Py_ssize_t,
+    room: cython.Py_ssize_t,
+):
+    rest: cython.Py_ssize_t = len(message) - at
+    tag_size: cython.Py_ssize_t = len(tag)
+    if at < 0 or rest < 0 or room < 1 or room > _ROOM_MAX or tag_size > _TAG_MAX:
+        raise ValueError("no such part of a message")
+    size: cython.Py_ssize_t = min(rest, room)
+    head: cython.uchar[80]
+    p: cython.p_uchar = cython.address(head[0])
+    store32(p + 4, cython.cast(uint32_t, 0x02000000 | (channel & 0xFFFF)))
+    p[8] = 0
+    p[9] = 0x53
+    p[10] = 0x14
+    p[11] = 0xC0
+    used: cython.Py_ssize_t = 14 + _write_uint(p + 14, handle)
+    count: cython.int = 1
+    if at == 0:
+        used += _write_uint(p + used, delivery_id)
+        used += _write_text(p + used, 0xA0, bytes_pointer(tag), tag_size)
+        p[used] = 0x43
+        p[used + 1] = 0x41 if settled else 0x42
+        used += 2
+        count = 5
+    if size < rest:
+        while count < 5:
+            p[used] = 0x40
+            used += 1
+            count += 1
+        p[used] = 0x41
+        used += 1
+        count = 6
+    p[12] = cython.cast(cython.uchar, used - 13)
+    p[13] = cython.cast(cython.uchar, count)
+    store32(p, cython.cast(uint32_t, used + size))
+    made: bytes = uninitialized(used + size)
+    out: cython.p_uchar = bytes_pointer(made)
+    string.memcpy(out, p, used)
+    string.memcpy(out + used, bytes_pointer(message) + at, size)
     return made

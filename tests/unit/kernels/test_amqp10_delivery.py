@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.kernels.amqp10_delivery import plain_transfer
+from convoymq.edges.amqp10.frames import frame
+from convoymq.edges.amqp10.performatives import Transfer
+from convoymq.kernels.amqp10_delivery import plain_transfer, transfer_frame
 from convoymq.messages.amqp091 import Properties
 from convoymq.messages.amqp10.message import composed_transfer, stored_of
 from convoymq.messages.amqp10.sections import DATA, VALUE, section, split
@@ -40,6 +42,35 @@ def test_it_is_the_pure_functions(
     else:
         content = content_in(payload)
         assert made == composed_transfer(exchange, key, content, acquired, failed, b"")
+
+
+@given(COUNTS, COUNTS, st.binary(max_size=32), st.booleans(), st.binary(max_size=600), st.data())
+def test_frames_are_those_of_the_performatives(
+    handle: int, delivery_id: int, tag: bytes, settled: bool, message: bytes, data: st.DataObject
+) -> None:
+    room = data.draw(st.integers(1, 700))
+    found = b""
+    for at in range(0, max(len(message), 1), room):
+        begins = at == 0
+        performative = Transfer(
+            handle=handle,
+            delivery_id=delivery_id if begins else None,
+            delivery_tag=tag if begins else None,
+            message_format=0 if begins else None,
+            settled=settled if begins else None,
+            more=at + room < len(message),
+        )
+        part = message[at : at + room]
+        made = transfer_frame(9, handle, delivery_id, tag, settled, message, at, room)
+        assert made == frame(9, performative.encoded() + part)
+        found += part
+    assert found == message
+
+
+def test_a_frame_of_no_part_is_refused() -> None:
+    for tag, at, room in ((b"t" * 33, 0, 9), (b"", 6, 9), (b"", -1, 9), (b"", 0, 0)):
+        with pytest.raises(ValueError, match="no such part"):
+            transfer_frame(0, 0, 0, tag, False, b"hello", at, room)
 
 
 @pytest.mark.parametrize("ttl", [None, 0, 1, 255, 256, (1 << 32) - 1])

@@ -33,10 +33,10 @@ from convoymq.edges.amqp10.performatives import (
     Flow,
     Released,
     Source,
-    Transfer,
 )
 from convoymq.edges.amqp10.serial import ahead, following
 from convoymq.edges.amqp10.states import LinkState
+from convoymq.kernels.amqp10_delivery import transfer_frame
 from convoymq.kernels.batch import record
 from convoymq.kernels.content import split_record
 from convoymq.messages.amqp10.message import transfer_of
@@ -460,19 +460,21 @@ class Pending:
         while True:
             if session.remote_incoming_window <= 0 or connection.output_full():
                 return False
-            begins = self._at == 0
-            part = message[self._at : self._at + room]
-            self._at += len(part)
-            more = self._at < len(message)
-            performative = Transfer(
-                handle=link.handle,
-                delivery_id=session.next_delivery_id if begins else None,
-                delivery_tag=_tag(message_id, settled=link.settled) if begins else None,
-                message_format=0 if begins else None,
-                settled=link.settled if begins else None,
-                more=more,
+            tag = _tag(message_id, settled=link.settled)
+            connection.write(
+                transfer_frame(
+                    session.channel,
+                    link.handle,
+                    session.next_delivery_id,
+                    tag,
+                    link.settled,
+                    message,
+                    self._at,
+                    room,
+                )
             )
-            connection.send_frame(session.channel, performative.encoded() + part)
+            self._at += room
+            more = self._at < len(message)
             session.remote_incoming_window -= 1
             session.next_outgoing_id = following(session.next_outgoing_id, 1)
             if not more:
