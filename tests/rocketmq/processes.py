@@ -57,11 +57,12 @@ class RoleProcess:
 class Server(RoleProcess):
     """`convoy namesrv`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **more: object) -> None:
         self.port = single_port()
         super().__init__(
             directory, "namesrv", "namesrv", listenPort=self.port, bindAddress="127.0.0.1",
             supportActingMaster="true", kvConfigPath=directory / "kv.json", serverWorkerThreads=8,
+            **more,
         )  # fmt: skip
         self.wait_for("role.ready")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -22,10 +23,13 @@ from convoymq.model.errors import Unavailable
 from convoymq.rocketmq.client.blocking import Blocking
 from convoymq.rocketmq.client.client import Queue, RocketClient, send_fields
 from convoymq.rocketmq.remoting.codes import Answer, Request
+from convoymq.spark import clients
 from convoymq.spark.errors import DataLoss, OptionError, SourceError
+from convoymq.spark.options import Connection
 from convoymq.spark.sources import StreamSource
 from tests.patience import PATIENCE_S
 from tests.rocketmq.processes import BrokerProcess, Server
+from tests.rocketmq.test_tls import Secured
 from tests.spark.support import Query, batch_rows
 from tests.spark.test_spark import eventually
 
@@ -39,6 +43,18 @@ GROUP = {
     "brokerClusterName": "c", "totalReplicas": 2, "enableSlaveActingMaster": "true",
     "slaveReadEnable": "true", "compatibleWithOldNameSrv": "false",
 }  # fmt: skip
+
+
+async def make_topic(client: RocketClient, topic: str, queues: int, broker: str) -> None:
+    fields = {
+        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(queues),
+        "writeQueueNums": str(queues), "perm": "6", "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    made = await client.ask("TBW102", broker, Request.UPDATE_AND_CREATE_TOPIC, fields)
+    assert made.code == Answer.SUCCESS
+    if Queue(broker, queues - 1) not in await client.queues(topic):
+        raise Unavailable("name servers do not know yet")
 
 
 class Group:
@@ -68,19 +84,7 @@ class Group:
         return self.client.call(work)
 
     def make(self, topic: str, queues: int = 3, broker: str = "n") -> None:
-        fields = {
-            "topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(queues),
-            "writeQueueNums": str(queues), "perm": "6", "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0", "order": "false",
-        }  # fmt: skip
-
-        async def work(client: RocketClient) -> None:
-            made = await client.ask("TBW102", broker, Request.UPDATE_AND_CREATE_TOPIC, fields)
-            assert made.code == Answer.SUCCESS
-            if Queue(broker, queues - 1) not in await client.queues(topic):
-                raise Unavailable("name servers do not know yet")
-
-        self.call(work)
+        self.call(lambda client: make_topic(client, topic, queues, broker))
 
     def send(self, topic: str, numbers: range, queues: int = 3, broker: str = "n") -> None:
         """Each queue has its numbers in order."""
@@ -319,6 +323,99 @@ def test_an_attempt_of_a_write_adds_what_is_missing(group: Group) -> None:
     for wrong, text in (({"messageId": "auto"}, "messageId has no meaning"),):
         with pytest.raises(OptionError, match=text):
             source(group, "written", **wrong).writer(WRITTEN, False)
+
+
+def test_a_write_goes_on_when_its_broker_was_killed(group: Group) -> None:
+    """The master is killed while rows wait for their confirmation, and another process takes its
+    files: each row is there once, and those of a queue are in order."""
+    group.make("interrupted")
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield rows_of(range(40))
+        group.master.process.kill()
+        group.master.process.wait(PATIENCE_S)
+        replacing.start()
+        yield rows_of(range(40, 100))
+
+    def replace() -> None:
+        group.master = group.replica(0)
+
+    replacing = threading.Thread(target=replace)
+    more = {"convoymq.timeout": f"{int(PATIENCE_S)}s"}
+    sink = source(
+        group, "interrupted", producerName="i", **{"convoymq.produce.maxRows": 10}, **more
+    )
+    result = sink.writer(WRITTEN, False).write(rows())
+    replacing.join(PATIENCE_S)
+    assert (result.rows, result.duplicates) == (100, 0)
+    stored = batch_rows(source(group, "interrupted"))
+    assert sorted(int(bytes(row["value"])) for row in stored) == list(range(100))
+    for queue in {row["partition"] for row in stored}:
+        own = [(r["offset"], int(bytes(r["value"]))) for r in stored if r["partition"] == queue]
+        numbers = [number for _, number in sorted(own)]
+        assert numbers == sorted(numbers)
+
+
+def test_a_streaming_write_goes_on_when_its_broker_was_killed(
+    group: Group, spark: SparkSession, tmp_path: Path
+) -> None:
+    group.make("flowing")
+    group.make("flown")
+    group.send("flowing", range(200))
+    rows = (
+        spark.readStream.format("convoymq")
+        .options(namesrv=group.names.address, topic="flowing", startingOffsets="earliest")
+        .option("maxOffsetsPerTrigger", 20)
+        .load()
+    )
+    started = (
+        rows.select("key", "value", "tags", "keys", "properties")
+        .writeStream.format("convoymq")
+        .options(namesrv=group.names.address, topic="flown")
+        .option("convoymq.timeout", f"{int(PATIENCE_S)}s")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+    def written() -> list[int]:
+        return [int(bytes(row["value"])) for row in batch_rows(source(group, "flown"))]
+
+    eventually(lambda: len(written()) > 0, "rows")
+    group.master.process.kill()
+    group.master.process.wait(PATIENCE_S)
+    group.master = group.replica(0)
+    assert started.awaitTermination(int(PATIENCE_S))
+    assert sorted(written()) == list(range(200))
+
+
+def test_rows_are_written_and_read_by_tls(tmp_path: Path) -> None:
+    """The name server and the broker take nothing else."""
+    files = Secured(tmp_path)
+    settings = files.files | {"tls.server.mode": "enforcing"}
+    names = Server(tmp_path, **settings)
+    broker = BrokerProcess(tmp_path, names.address, **settings)
+    try:
+        given = {"namesrv": names.address, "topic": "secret", "producername": "s"}
+        tls = {"convoymq.tls": "true", "convoymq.tls.ca": str(files.root)}
+        with pytest.raises(OptionError, match=r"or convoymq\.tls\.verify=false"):
+            StreamSource(given | {"convoymq.tls": "true"}).writer(WRITTEN, False)
+        with pytest.raises(OptionError, match="serverName has no meaning with namesrv"):
+            StreamSource(given | tls | {"convoymq.tls.servername": "x"}).writer(WRITTEN, False)
+        made = Connection(
+            servers=(), namesrv=(names.address,), user="guest", password="", vhost="/", name="t",
+            timeout_ms=int(PATIENCE_S * 1000), tls=(str(files.root), "", "", True, ""),
+        )  # fmt: skip
+        clients.rocket(made, None).call(lambda client: make_topic(client, "secret", 2, "broker-a"))
+        result = StreamSource(given | tls).writer(WRITTEN, False).write(iter([rows_of(range(20))]))
+        assert result.rows == 20
+        del given["producername"]
+        found = batch_rows(StreamSource(given | tls))
+        assert sorted(int(bytes(row["value"])) for row in found) == list(range(20))
+    finally:
+        for each in (broker, names):
+            each.process.kill()
+            each.process.wait(PATIENCE_S)
 
 
 def test_a_repeated_micro_batch_writes_nothing_new(

@@ -40,6 +40,6 @@ def rocket(connection: Connection, group: str | None) -> Blocking:
     if key not in _rocket:
         _rocket[key] = Blocking(
             ";".join(connection.namesrv), name, connection.account,
-            timeout_s=connection.timeout_ms / 1000,
+            tls=connection.rocket_tls(), timeout_s=connection.timeout_ms / 1000,
         )  # fmt: skip
     return _rocket[key]

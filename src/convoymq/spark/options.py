@@ -12,6 +12,8 @@ from convoymq.spark.option_table import OptionValues, Use, check_use
 from convoymq.spark.option_values import Offsets
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from convoymq.client import ClientConfig
 
 TTL_MS_MIN = 1000
@@ -60,6 +62,9 @@ class Connection:
         )
         if not made.namesrv:
             made._check()
+        elif made.tls is not None and made.tls[3] and not made.tls[0]:
+            raise OptionError("option convoymq.tls with namesrv needs convoymq.tls.ca, or "
+                              "convoymq.tls.verify=false")  # fmt: skip
         elif misfits := sorted(set(_UNFIT_FOR_ROCKETMQ) & values["given"]):
             raise OptionError(f"option {misfits[0]} has no meaning with namesrv")
         return made
@@ -74,6 +79,21 @@ class Connection:
         if self.user == "guest":
             return None
         return parse.secret(self.user), parse.secret(self.password)
+
+    def rocket_tls(self) -> SSLContext | None:
+        """Returns the TLS of connections to RocketMQ's name servers and brokers, whose authority is
+        looked at and whose names are not. Raises OSError: a file is missing or is no certificate.
+        """
+        if self.tls is None:
+            return None
+        from convoymq.rocketmq.remoting.tls import ClientTlsSettings
+
+        authorities, certificate, key, verify, _ = self.tls
+        return ClientTlsSettings(
+            tls_client=True, tls_client_certificate=certificate,
+            tls_client_key=key or certificate, tls_client_authorities=authorities,
+            tls_client_verifies=verify,
+        ).client_tls()  # fmt: skip
 
     def _check(self) -> None:
         try:
@@ -104,7 +124,7 @@ class Connection:
 _UNFIT_FOR_ROCKETMQ = (
     *("servers", "vhost", "subscribe", "subscribePattern", "assign", "afterClose", "pushdown"),
     *("includeHeaders", "includeProperties", "convoymq.fetch.compression"),
-    *("convoymq.fetch.local", "convoymq.tls", "convoymq.name", "messageId"),
+    *("convoymq.fetch.local", "convoymq.tls.serverName", "convoymq.name", "messageId"),
 )
 """Options that a read of a topic of RocketMQ does not serve."""
 _SELECTING = ("subscribe", "subscribePattern", "assign", "topic")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -20,14 +21,15 @@ class Blocking:
     """A `RocketClient` on a loop of its own; threads call it one after the other.
 
     Args:
+        tls: of all connections; None: none.
         timeout_s: a call is tried again for so long.
     """
 
     def __init__(
         self, name_servers: str, group: str, account: tuple[str, str] | None = None, *,
-        timeout_s: float = 30.0,
+        tls: ssl.SSLContext | None = None, timeout_s: float = 30.0,
     ) -> None:  # fmt: skip
-        self.client = RocketClient(name_servers, group, account)
+        self.client = RocketClient(name_servers, group, account, tls)
         self.timeout_s = timeout_s
         self._runner = asyncio.Runner()
         self._lock = threading.Lock()
