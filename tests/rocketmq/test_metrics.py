@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,11 @@ from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.values import TopicConfig
 from convoymq.rocketmq.store.types import Draft, PutStatus
 from tests.rocketmq.broker_client import Running
-from tests.rocketmq.test_acting import Groups, draft, eventually, lock, queue, route_of
+from tests.rocketmq.groups import Groups, eventually
+from tests.rocketmq.test_acting import draft, lock, queue, route_of
 from tests.rocketmq.test_container import broker_text
 from tests.rocketmq.test_special import half, pop, properties
 from tests.running import until
-
-
-@pytest.fixture
-async def groups(tmp_path: Path) -> AsyncIterator[Groups]:
-    made = Groups(tmp_path)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def shown(broker: Broker, *, per_object: bool = False) -> str:

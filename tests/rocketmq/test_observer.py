@@ -22,7 +22,8 @@ from convoymq.rocketmq.observer.edge import open_edge
 from convoymq.rocketmq.observer.groups import ObservedGroups
 from convoymq.rocketmq.remoting.codes import Answer
 from convoymq.rocketmq.remoting.server import RemotingServer
-from tests.rocketmq.test_acting import Groups, eventually, listed
+from tests.rocketmq.groups import Groups, eventually
+from tests.rocketmq.test_acting import listed
 from tests.running import until
 from tests.unit.edges.http.test_api import client, cluster
 from tests.unit.queues.fake_cluster import FakeCluster

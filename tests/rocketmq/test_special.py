@@ -20,7 +20,7 @@ from convoymq.rocketmq.special.pop_records import Receipt
 from convoymq.rocketmq.special.service import SpecialServices
 from convoymq.rocketmq.store.types import Message
 from tests.rocketmq.broker_client import Client, Running, records
-from tests.rocketmq.test_acting import Groups
+from tests.rocketmq.groups import Groups
 from tests.running import until
 
 LEVELS = "1s 2s 1h"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,7 @@ from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.values import TopicConfig
 from convoymq.rocketmq.store.types import encode_properties
 from tests.rocketmq.broker_client import Client, records
-from tests.rocketmq.test_acting import Groups
+from tests.rocketmq.groups import Groups
 from tests.rocketmq.upstream import broker as rocketmq_broker
 from tests.rocketmq.upstream import needs_rocketmq, ports
 from tests.running import until
@@ -23,14 +21,6 @@ pytestmark = [needs_rocketmq, pytest.mark.optional]
 
 LONG_S = 90.0
 """RocketMQ's replicas register after ten seconds, and copy metadata once a minute."""
-
-
-@pytest.fixture
-async def groups(tmp_path: Path) -> AsyncIterator[Groups]:
-    made = Groups(tmp_path)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 def members(groups: Groups) -> dict[int, str]:

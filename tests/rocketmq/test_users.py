@@ -17,8 +17,8 @@ from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.signing import Signer
 from tests.rocketmq import upstream
 from tests.rocketmq.broker_client import Running
+from tests.rocketmq.groups import Groups
 from tests.rocketmq.processes import BrokerProcess, Server
-from tests.rocketmq.test_acting import Groups
 from tests.running import until
 
 ROOT = {
