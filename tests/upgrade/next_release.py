@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-PRESENT = 5
+PRESENT = 6
 """The newest version of the quorum queue's machine in this release."""
 NEXT = PRESENT + 1
 MARK = 200

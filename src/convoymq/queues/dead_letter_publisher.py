@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from convoymq.kernels import batch
 from convoymq.kernels.dead_letters import FirstDeath
@@ -29,6 +29,7 @@ from convoymq.model.errors import BrokerError
 from convoymq.queues.earliest_timer import EarliestTimer
 from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
+from convoymq.queues.outcomes import headers_of
 
 if TYPE_CHECKING:
     from convoymq.model.tables import Table
@@ -112,6 +113,14 @@ class Target:
         self.used_ms = now_ms
 
 
+class Cause(NamedTuple):
+    """Cause of the death of messages."""
+
+    reason: str
+    annotations: bytes = b""
+    """Of all of them: what consumers have said, as a map of AMQP 1.0."""
+
+
 class DeadLetterPublisher(NullEvents):
     """Publishes one queue's dead letters at most once. Events of its clients end here.
 
@@ -163,7 +172,7 @@ class DeadLetterPublisher(NullEvents):
     # --- messages ------------------------------------------------------------------------
 
     def _publish_once(
-        self, block: bytes | None, command: int, first: int, count: int, reason: str
+        self, block: bytes | None, command: int, first: int, count: int, cause: Cause
     ) -> None:
         """Publishes records of a command once; None: it cannot be read."""
         if block is None:
@@ -171,7 +180,7 @@ class DeadLetterPublisher(NullEvents):
             return
         end = first + count
         while first < end:
-            letters = self._letters(block, command, first, end - first, reason)
+            letters = self._letters(block, command, first, end - first, cause)
             if letters is None:
                 self._lose(1, "not readable")
                 first += 1
@@ -217,13 +226,16 @@ class DeadLetterPublisher(NullEvents):
         self._source.note("queue.dead_letters_lost", {"count": count, "reason": reason})
 
     def _letters(
-        self, block: bytes, command: int, first: int, limit: int, reason: str
+        self, block: bytes, command: int, first: int, limit: int, cause: Cause
     ) -> DeadLetter | DeadLetterRun | None:
         """Returns the dead letter of a record of a command, with those that follow it and go the
         same way, at most `limit`; None when it is broken."""
         assert self._options is not None
-        death, kernel = self._death(reason)
+        death, kernel = self._death(cause.reason)
         try:
+            if cause.annotations:
+                said = headers_of(cause.annotations)
+                return dead_letter(batch.record(block, command, first), death, said)
             if not self._options.routes.varies_by_message(self._source.vhost, self._exchange):
                 run = dead_letter_run(block, command, first, limit, death, kernel)
                 if run is not None:

@@ -38,6 +38,7 @@ from convoymq.queues.interface import ClientEvents, Queue, Row
 from convoymq.queues.reservation_reads import Fields
 from convoymq.queues.summed_notes import SummedNotes
 from convoymq.replication.machine import (
+    EFFECT_ACTIVITY,
     EFFECT_APPLIED,
     EFFECT_DELIVER,
     EFFECT_GAP,
@@ -272,6 +273,8 @@ class GroupQueue(Queue):
                 self._deliver(client, effect)
             elif kind == EFFECT_GAP:
                 client.on_gap(effect[2])
+            elif kind == EFFECT_ACTIVITY:
+                client.on_activity(effect[2], effect[3])
         elif leads:
             served = live.get(target)
             if served is None:

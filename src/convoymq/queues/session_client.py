@@ -106,6 +106,9 @@ class SessionClient(QueueClient):
         """Called every `TICK_MS` while the queue is being migrated: nothing is late."""
         self.waiting_since_ms = self.progress_ms = self.answered_ms = now_ms
 
+    def on_activity(self, consumer: int, active: bool) -> None:
+        """A consumer begins to be served, or is served no more; of types that say so."""
+
     def on_silence(self) -> None:
         """Called about once a second while something is expected: asks again."""
 

@@ -15,8 +15,11 @@ EFFECT_APPLIED = 1
 """(kind, session, seq, status, reply): the command was applied; status 0 = ok, 1 = rejected."""
 EFFECT_DELIVER = 2
 """(kind, session, consumer, first message id, index, command offset in the entry, first record,
-count, acquired count, failed delivery count): hand records [first, first + count) to the
-consumer."""
+count, acquired count, failed delivery count[, annotations]): hand records [first, first + count)
+to the consumer."""
+EFFECT_ACTIVITY = 3
+"""(kind, session, consumer, whether): the consumer of a queue with a single active one is served
+from now on, or no more."""
 EFFECT_GAP = 4
 """(kind, session, last seq): commands after `last seq` were lost; resend them."""
 EFFECT_TIMER = 5
@@ -28,8 +31,9 @@ EFFECT_REFUSING = 7
 EFFECT_UNUSED = 8
 """(kind,): the queue was not used for as long as it may be, and is to be deleted. Leader only."""
 EFFECT_DEAD_LETTERS = 9
-"""(kind, strategy, reason, index, command offset in the entry, first record, count): these messages
-left the queue other than by acknowledgement (`queues.quorum.dead_letters`). Leader only."""
+"""(kind, strategy, reason, index, command offset in the entry, first record, count, annotations):
+these messages left the queue other than by acknowledgement (`queues.quorum.dead_letters`). Leader
+only."""
 EFFECT_DEDUPLICATED = 13
 """(kind, count): so many messages were repeats by message-id, and dropped. Leader only."""
 

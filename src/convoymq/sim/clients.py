@@ -15,6 +15,7 @@ from typing import Protocol
 
 from convoymq.kernels import batch
 from convoymq.messages.amqp091 import Properties
+from convoymq.messages.amqp10.values import Symbol, encode
 from convoymq.messages.attributes import DELAY, GROUP_ID
 from convoymq.messages.record import PERSISTENT, content_of, names_of, read_record, traits_of
 from convoymq.model.errors import Unavailable
@@ -26,6 +27,7 @@ from convoymq.queues.interface import (
     ConsumerSpec,
     Delivery,
     GetResult,
+    Modification,
     PublishOutcome,
     Queue,
     QueueClient,
@@ -43,6 +45,10 @@ GROUPS = (b"a", b"b", b"c", b"d", b"e")
 """Message groups, of all publishers."""
 MESSAGE_IDS_KEPT = 60
 """Of one queue, among which a publisher chooses what it repeats."""
+
+
+GRANT_MAX = 50
+"""Credit of consumers that empty a queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +89,8 @@ class ClientConfig:
     lose_chance: float = 0.0
     """Of those that close: their session is left behind."""
     late_chance: float = 0.0
+    outcome_chance: float = 0.0
+    """Of a consumer with credit, and of a settling that says more of messages."""
     """Of a consumer: it acknowledges too late, so its channel gives back what it holds and ends
     it."""
     body_fixed: int = -1
@@ -163,6 +171,16 @@ class ChannelParts:
     on_closed: Callable[..., None]
 
 
+class Credit:
+    """Credit of a consumer, as its client knows it."""
+
+    def __init__(self) -> None:
+        self.limit = 0
+        """By the last answer."""
+        self.asked: deque[tuple[int, bool]] = deque()
+        """Limits that were asked for since, and whether they drain."""
+
+
 class Channel(ClientEvents):
     """One channel of one node into one queue."""
 
@@ -188,6 +206,13 @@ class Channel(ClientEvents):
         self._repeats = Random(self.publisher ^ 0xDED)
         self._delays = Random(self.publisher ^ 0xDE1A)
         self._lates = Random(self.publisher ^ 0x1A7E)
+        self._outcomes = Random(self.publisher ^ 0x0C0E)
+        self._credits: dict[int, Credit] = {}
+        """Consumers with credit."""
+        self._avoids: dict[int, set[bytes]] = {}
+        """Consumer -> messages that it called undeliverable."""
+        self._given: dict[tuple[int, int], bytes] = {}
+        """(consumer, message id) -> message; of those that it may call so."""
         #: The same for who looks at messages only.
         self._looks = Random(self.publisher ^ 0x100C)
         self._count = 0
@@ -278,13 +303,14 @@ class Channel(ClientEvents):
                 self._paused.discard(number)
         elif self._consumers and chance(config.credit_chance):
             number = self._scheduler.rng.choice(sorted(self._consumers))
-            if not self._consumers[number]:
+            if not self._consumers[number] and number not in self._credits:
                 self.client.set_credit(number, self._scheduler.between(1, config.prefetch_max))
         elif self._consumers and chance(config.pause_chance):
             self._pause(self._scheduler.rng.choice(sorted(self._consumers)))
         if chance(config.get_chance):
             self._gets += 1
             self.client.get(no_ack=chance(config.get_no_ack_chance))
+        self._grant_some()
         if config.late_chance and self._lates.random() < config.late_chance:
             self._end_late()
         if self.held and chance(config.settle_chance):
@@ -318,6 +344,9 @@ class Channel(ClientEvents):
         """The quiet phase: consume and acknowledge everything, publish nothing."""
         if not self._consumers and not self._asked:
             self._subscribe()
+        for number in sorted(self._credits):
+            if number in self._consumers and number not in self._asked:
+                self._grant(number, GRANT_MAX, drain=False)
         for number in sorted(self.held):
             self._settle(number, self.held.pop(number))
 
@@ -421,7 +450,10 @@ class Channel(ClientEvents):
             if self._scheduler.chance(config.priority_chance)
             else 0,
             hears_cancel=self._numbers % 2 == 0,
+            credited=self._draw_credited(),
         )
+        if spec.credited:
+            self._credits[spec.number] = Credit()
         self._asked.add(spec.number)
         self._consumers[spec.number] = spec.no_ack
         self._trace.add(self.name, f"subscribe {spec.number} prefetch {spec.prefetch}")
@@ -439,13 +471,64 @@ class Channel(ClientEvents):
                 # Nobody knows whether it was subscribed: an AMQP channel ends by that.
                 self._scheduler.after(0, self._process, self._give_up)
 
+    def _draw_credited(self) -> bool:
+        chance = self.config.outcome_chance
+        if not chance or self._outcomes.random() >= chance:
+            return False
+        return bool(getattr(self.client.queue, "serves_outcomes", False))
+
+    # Credit.
+
+    def _grant_some(self) -> None:
+        """Grants a consumer with credit more, or less, or drains it."""
+        if not self._credits or self._outcomes.random() < 0.5:
+            return
+        number = self._outcomes.choice(sorted(self._credits))
+        if number in self._consumers and number not in self._asked:
+            more = self._outcomes.choice((0, 1, 1, 3, 10, 40))
+            self._grant(number, more, drain=self._outcomes.random() < 0.3)
+
+    def _grant(self, number: int, more: int, *, drain: bool) -> None:
+        self._renewed()
+        credit = self._credits[number]
+        limit = self._last_id.get(number, -1) + 1 + more
+        credit.asked.append((limit, drain))
+        self._trace.add(self.name, f"grant {number} up to {limit}{', drain' if drain else ''}")
+        self.client.grant(number, limit, drain=drain)
+
+    def on_credit(self, client: QueueClient, consumer: int, granted: int, ready: int) -> None:
+        """Credit was granted: all that was given by it is here."""
+        self._renewed()
+        credit = self._credits.get(consumer)
+        if credit is None or not credit.asked:
+            raise InvariantBroken(
+                f"{self.name}: {consumer} hears of credit that it did not ask for"
+            )
+        limit, drain = credit.asked.popleft()
+        got = self._last_id.get(consumer, -1) + 1
+        if granted > got:
+            raise InvariantBroken(f"{self.name}: {consumer} hears of {granted} messages, has {got}")
+        if drain:
+            credit.limit = granted
+        else:
+            credit.limit = limit
+
+    def _check_credit(self, consumer: int, end: int) -> None:
+        """No message comes beyond what was granted."""
+        credit = self._credits.get(consumer)
+        if credit is None:
+            return
+        limit = max([credit.limit, *(asked for asked, _ in credit.asked)])
+        if end > limit:
+            raise InvariantBroken(f"{self.name}: {consumer} got {end} messages, of {limit}")
+
     def _give_up(self) -> None:
         if not self.closed:
             self.close()
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Messages arrive."""
-        consumer, first_id, block, command, first, count, acquired, failed, _ = delivery
+        consumer, first_id, block, command, first, count, acquired, failed, said = delivery
         if consumer in self._asked:
             raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
         self._renewed()
@@ -458,10 +541,12 @@ class Channel(ClientEvents):
         if first_id > last + 1:
             self._deliveries.on_skipped(session, consumer, last + 1, first_id - 1)
         self._last_id[consumer] = first_id + count - 1
+        self._check_credit(consumer, first_id + count)
+        self._check_avoids(consumer, block, command, first, count)
         for i in range(count):
             record = batch.record(block, command, first + i)
             identity = identity_of(record)
-            self._receive(consumer, first_id + i, identity, acquired, failed)
+            self._receive(consumer, first_id + i, identity, acquired, failed, said)
             # What waited for a time comes when that is over.
             if not acquired and DELAY not in read_record(record).headers:
                 publisher = int.from_bytes(identity[:4], "big")
@@ -483,11 +568,31 @@ class Channel(ClientEvents):
         else:
             self.held.setdefault(consumer, []).extend(ids)
 
+    def _check_avoids(
+        self, consumer: int, block: bytes, command: int, first: int, count: int
+    ) -> None:
+        """No message comes to a consumer again that called it undeliverable."""
+        avoids = self._avoids.get(consumer)
+        for i in range(count) if avoids else ():
+            identity = identity_of(batch.record(block, command, first + i))
+            if avoids and identity in avoids:
+                raise InvariantBroken(f"{self.name}: {identity.hex()} came to {consumer} again")
+
     def _receive(
-        self, consumer: int, message_id: int, identity: bytes, acquired: int, delivered: int
+        self,
+        consumer: int,
+        message_id: int,
+        identity: bytes,
+        acquired: int,
+        delivered: int,
+        said: bytes | None = None,
     ) -> None:
         session = self.client.session
-        self._deliveries.on_received(session, consumer, message_id, identity, acquired, delivered)
+        self._deliveries.on_received(
+            session, consumer, message_id, identity, acquired, delivered, said
+        )
+        if self.config.outcome_chance:
+            self._given[consumer, message_id] = identity
         if acquired <= self._seen.get(identity, -1):
             raise InvariantBroken(
                 f"{self.name}: {identity.hex()} came again, returned {acquired} times as before"
@@ -540,7 +645,9 @@ class Channel(ClientEvents):
         ranges = ranges_of(ids)
         no_ack = self._consumers.get(consumer, False)
         draw = 1.0 if no_ack or self.draining else self._scheduler.rng.random()
-        if draw < config.reject_chance:
+        if draw < 1.0 and self._outcomes.random() < config.outcome_chance:
+            self._modify(consumer, ids)
+        elif draw < config.reject_chance:
             self.client.discard(consumer, ranges)
         elif draw < config.reject_chance + config.requeue_chance:
             failed = self._scheduler.chance(0.5)
@@ -550,6 +657,30 @@ class Channel(ClientEvents):
             self.client.settle(consumer, ranges)
         self._workload.settled += len(ids)
 
+    def _modify(self, consumer: int, ids: list[int]) -> None:
+        """Gives messages back, and says something of them."""
+        draw, ranges = self._outcomes, ranges_of(ids)
+        failed = draw.random() < 0.3
+        said = encode({Symbol("x-by"): self.name}) if draw.random() < 0.6 else b""
+        if draw.random() < 0.2:
+            error = encode([Symbol("amqp:internal-error"), self.name])
+            self.client.discard(consumer, ranges, failed=failed, error=error)
+            return
+        undeliverable = consumer > 0 and draw.random() < 0.3
+        due_ms = 0
+        if draw.random() < 0.3:
+            due_ms = max(1, self._now_ms() + draw.choice((-50, 5, 50, 400)))
+        if undeliverable and getattr(self.client.queue, "serves_outcomes", False):
+            names = (self._given.get((consumer, each), b"") for each in ids)
+            self._avoids.setdefault(consumer, set()).update(names)
+        modification = Modification(undeliverable=undeliverable, due_ms=due_ms, annotations=said)
+        self.client.return_(consumer, ranges, failed=failed, modification=modification)
+
+    def _now_ms(self) -> int:
+        queue = self.client.queue
+        assert isinstance(queue, GroupQueue)
+        return queue.clock.now_ms()
+
     def _renewed(self) -> None:
         """After the queue ended the session, what was held is not ours any more."""
         if self.client.session != self._session:
@@ -558,6 +689,9 @@ class Channel(ClientEvents):
             self._last_id.clear()
             self._paused.clear()
             self._last_fresh.clear()
+            self._credits.clear()
+            self._avoids.clear()
+            self._given.clear()
 
     def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
         """Cancelled."""

@@ -20,7 +20,7 @@ from convoymq.kernels.entries import Entry
 from convoymq.messages.record import read_record, traits_of
 from convoymq.model.errors import InvariantViolated
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
-from convoymq.sim import turns
+from convoymq.sim import outcome_rules, turns
 from convoymq.sim.command_bodies import CheckoutSpec, OtherOps, ReservationOp
 from convoymq.sim.delivery_parts import (
     STILL_THERE,
@@ -39,12 +39,14 @@ from convoymq.sim.queue_rules import (
     configure,
     is_unused,
     keep_length,
+    purge,
 )
 from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines, group_of
 from convoymq.sim.records import RememberedIds, body_bytes_of, identity_of
 
-HandOut = tuple[int, int, int, Key, int, int]
-"""(session, consumer, message id, message, acquired, failed): one message is given out."""
+HandOut = tuple[int, int, int, Key, int, int, bytes]
+"""(session, consumer, message id, message, acquired, failed, annotations): one message is given
+out."""
 
 Answer = tuple[int, int, int, object]
 """(session, seq, status, reply) of a command that asked something."""
@@ -229,6 +231,10 @@ class DeliveryModel(ReadyLines):
                 body = decode_map(batch.command_body(data, offset), count)
                 consumer.window = int(body["credit"])
                 self._look_at_window(consumer)
+        elif kind == outcome_rules.GRANT:
+            outcome_rules.grant(self, session, consumer, flags, batch.command_body(data, offset))
+        elif kind == outcome_rules.MODIFY:
+            outcome_rules.modify(self, consumer, flags, count, data, offset)
         elif kind == batch.CMD_CANCEL:
             if consumer is not None and consumer.number:
                 self._retire(consumer)
@@ -236,17 +242,7 @@ class DeliveryModel(ReadyLines):
         elif kind == batch.CMD_GET:
             self._get(session, settled=bool(flags & 1))
         elif kind == batch.CMD_PURGE:
-            purged = [*self.ready(), *(self.messages[key] for _, key in self.scheduled)]
-            self.scheduled.clear()
-            self._answer(session, APPLIED_OK, len(purged))
-            self.blocked.clear()
-            for message in purged:
-                self._move(message, Place.PURGED)
-            self.returned.clear()
-            self.fresh.clear()
-            self.levels.clear()
-            self.turn = 0
-            self.kept.clear()
+            purge(self, session)
         elif kind == batch.CMD_SESSION_CLOSE:
             self._end(session)
         elif kind == batch.CMD_RESERVATION:
@@ -370,6 +366,8 @@ class DeliveryModel(ReadyLines):
         for key in due:
             message = self.messages[key]
             self._move(message, Place.READY)
+            if outcome_rules.come_back(self, message):
+                continue
             if message.acquired:
                 self._put_back(message)
             elif message.level > LEVEL_DEFAULT:
@@ -414,7 +412,7 @@ class DeliveryModel(ReadyLines):
         says so; not again within SWEEP_MS."""
         if self.limits.get("expire_by_due", 0) <= 0 or self.time_ms < self.swept_ms + SWEEP_MS:
             return
-        late = [m for m in self.ready() if m.due_ms is not None and m.due_ms <= self.time_ms]
+        late = [m for m in self.ready() if 0 < (m.due_ms or 0) <= self.time_ms and not m.avoids]
         if not late:
             return
         self.swept_ms = self.time_ms
@@ -423,11 +421,13 @@ class DeliveryModel(ReadyLines):
             self._leave(message, Place.EXPIRED)
         self._expire()
 
-    def _take(self) -> Message:
-        """The next message: what came back goes before what is fresh, then by priority."""
+    def _take(self, message: Message | None = None) -> Message:
+        """The next message: what came back goes before what is fresh, then by priority; or one that
+        not everybody gets."""
         if self.in_order:
             self._check_order()
-        message = self._pop()
+        if message is None:
+            message = self._pop()
         if message.outs != message.acquired:
             self.fail(
                 f"{name_of(message.identity)} was out {message.outs} times,"
@@ -457,8 +457,8 @@ class DeliveryModel(ReadyLines):
         if min(ready) != ready[0]:
             self.fail(f"{ready[0]} is given before {min(ready)}")
 
-    def _give(self, consumer: Consumer) -> Message:
-        message = self._take()
+    def _give(self, consumer: Consumer, avoided: Message | None = None) -> Message:
+        message = self._take(avoided)
         message_id = consumer.next_id
         consumer.next_id += 1
         consumer.held[message_id] = message
@@ -472,25 +472,27 @@ class DeliveryModel(ReadyLines):
                 message.key,
                 message.acquired,
                 message.failed,
+                message.said,
             )
         )
         return message
 
-    def _return(self, message: Message, failed: int, counted: int) -> None:
+    def _return(self, message: Message, failed: int, counted: int, due_ms: int = 0) -> None:
         """Behind everything else that came back; or out of the queue, over the limit. `failed`: its
-        client says so; `counted`: the queue does."""
+        client says so; `counted`: the queue does; `due_ms`: until when it is to wait."""
         self.returns += 1
         message.acquired += 1
         message.failed += counted
         if 0 <= self.delivery_limit < message.failed:
             self._leave(message, Place.LIMIT)
             return
-        delay = self._retry_delay(message, failed)
+        delay = due_ms - self.time_ms if due_ms else self._retry_delay(message, failed)
         if delay > 0:
             self._schedule(message, self.time_ms + delay)
             return
         self._move(message, Place.READY)
-        self._put_back(message)
+        if not outcome_rules.come_back(self, message):
+            self._put_back(message)
 
     def _retry_delay(self, message: Message, failed: int) -> int:
         """For how long what has come back waits: longer with each failure."""
@@ -510,6 +512,8 @@ class DeliveryModel(ReadyLines):
             self._schedule(message, self.time_ms + delay)
             return
         self._move(message, Place.READY)
+        if outcome_rules.come_back(self, message):
+            return
         if message.group is None:
             self._append_last(message)
         else:
@@ -584,6 +588,8 @@ class DeliveryModel(ReadyLines):
             WINDOW_UNLIMITED if unlimited else prefetch,
             int(spec.get("priority", 0)),
         )
+        if spec.get("credited") and self.in_force(outcome_rules.SINCE):
+            consumer.window, consumer.limit = outcome_rules.WINDOW_CREDITED, 0
         session.consumers[number] = consumer
         self._look_at_window(consumer)
         if self.single_active:
@@ -657,6 +663,8 @@ class DeliveryModel(ReadyLines):
                 elif not consumer.waits_since:
                     self._stand_last(consumer)
         self._expire()
+        if self.avoided:
+            outcome_rules.serve_avoided(self)
         while self._has_ready():
             queue = [consumer for consumer in self.consumers() if consumer.waits_since]
             if not queue:
@@ -669,7 +677,7 @@ class DeliveryModel(ReadyLines):
             consumer.number > 0
             and not consumer.cancelled
             and consumer.node not in self.away
-            and len(consumer.held) < consumer.window
+            and consumer.room() > 0
             and (not self.single_active or (consumer is self.active and not self.quiescing))
         )
 
@@ -690,7 +698,7 @@ class DeliveryModel(ReadyLines):
             consumer.turn_ms = self.time_ms
             average = max(average, consumer.quick_turn)
         given = 0
-        while given < share and len(consumer.held) < consumer.window:
+        while given < share and consumer.room() > 0:
             if not self._has_ready():
                 break
             came_back = len(self.returned)

@@ -32,8 +32,8 @@ class Message:
     """One message."""
 
     __slots__ = (
-        "acquired", "at_place", "at_tail", "due_ms", "failed", "group", "holder", "identity", "key",
-        "level", "outs", "place", "size", "waited",
+        "acquired", "at_place", "at_tail", "avoids", "due_ms", "failed", "group", "holder",
+        "identity", "key", "level", "outs", "place", "said", "size", "waited",
     )  # fmt: skip
 
     def __init__(self, key: Key, identity: bytes) -> None:
@@ -55,6 +55,10 @@ class Message:
         """True if it came back to its place in the log, or made its way there."""
         self.waited = False
         """True if it was not ready at some time."""
+        self.said = b""
+        """Annotations of its consumers."""
+        self.avoids: list[tuple[int, int]] = []
+        """(session, number) of the consumers that do not get it again."""
         self.outs = 0
         """Number of times that it was given to somebody."""
 
@@ -63,8 +67,9 @@ class Consumer:
     """One consumer; number 0 holds what basic.get took."""
 
     __slots__ = (
-        "arrived", "cancelled", "goes_on", "held", "lost", "next_id", "node", "number", "passed",
-        "priority", "quick_turn", "session", "settled_at_once", "turn_ms", "waits_since", "window",
+        "arrived", "cancelled", "goes_on", "held", "limit", "lost", "next_id", "node", "number",
+        "passed", "priority", "quick_turn", "session", "settled_at_once", "turn_ms",
+        "waits_since", "window",
     )  # fmt: skip
 
     def __init__(self, session: int, number: int, window: int, priority: int) -> None:
@@ -75,6 +80,8 @@ class Consumer:
         self.priority = priority
         self.cancelled = False
         self.next_id = 0
+        self.limit = -1
+        """Messages that it may get in all; -1: as many as its window allows."""
         self.held: dict[int, Message] = {}
         self.settled_at_once = 0
         """Messages of the last command by which it settled some; since version 2."""
@@ -92,6 +99,11 @@ class Consumer:
         """Single active consumer: it lost its activity because its node was suspected."""
         self.passed: dict[tuple[int, int], int] = {}
         """Turns that others of its priority had while it could have been served."""
+
+    def room(self) -> int:
+        """Returns how many messages it may be given."""
+        room = self.window - len(self.held)
+        return room if self.limit < 0 else min(room, self.limit - self.next_id)
 
 
 class Session:

@@ -181,6 +181,7 @@ def _clients(rng: Random, seed: int, busy: float) -> ClientConfig:
         pause_chance=Random(seed ^ 0x9A5E).choice((0.0, 0.0, 0.05)),
         repeat_chance=Random(seed ^ 0xDED).choice((0.0, 0.0, 0.1, 0.4)),
         lose_chance=Random(seed ^ 0x105E).choice((0.0, 0.0, 0.3)),
+        outcome_chance=Random(seed ^ 48).choice((0.0, 0.0, 0.0, 0.0, 0.0, 0.3)),
         late_chance=Random(seed ^ 0x1A7E).choice((0.0, 0.0, 0.0, 0.02)),
         body_fixed=Random(seed ^ 0xB0D1).choice((-1, -1, -1, 30)),
     )

@@ -57,6 +57,22 @@ def answer_queue_op(model: DeliveryModel, session: Session, op: ReservationOp) -
     return True
 
 
+def purge(model: DeliveryModel, session: Session) -> None:
+    """Drops all that nobody has."""
+    purged = [*model.ready(), *(model.messages[key] for _, key in model.scheduled)]
+    model.scheduled.clear()
+    model._answer(session, APPLIED_OK, len(purged))
+    model.blocked.clear()
+    model.avoided.clear()
+    for message in purged:
+        model._move(message, Place.PURGED)
+    model.returned.clear()
+    model.fresh.clear()
+    model.levels.clear()
+    model.turn = 0
+    model.kept.clear()
+
+
 def configure(model: DeliveryModel, changed: Mapping[str, int]) -> None:
     """Changes settings of a queue while it runs."""
     for name, value in changed.items():

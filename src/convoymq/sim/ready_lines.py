@@ -44,6 +44,8 @@ class ReadyLines:
         tail."""
         self.fresh: deque[Message] = deque()
         self.returned: deque[Message] = deque()
+        self.avoided: list[Message] = []
+        """Messages that some consumers do not get, in the order in which they came back."""
         self.first_of: dict[bytes, Message] = {}
         """Of each message group, the one that is ready or that somebody has."""
         self.blocked: dict[bytes, deque[Message]] = {}
@@ -142,8 +144,11 @@ class ReadyLines:
         return min(oldest, key=lambda source: source[0].key)
 
     def _pop(self) -> Message:
-        """Takes the next message out, or one that is blocked when there is no other."""
+        """Takes the next message out, or one that is blocked when there is no other, or last one
+        that some consumers do not get."""
         if not self._has_ready():
+            if not self.blocked:
+                return self.avoided.pop(0)
             return self._unblock(next(iter(self.blocked)))
         source = self._source()
         if source is not self.returned and self._has_classes():
@@ -153,7 +158,7 @@ class ReadyLines:
     def ready(self) -> list[Message]:
         """Returns all that waits; with 32 levels, in the order in which it would be delivered. What
         is blocked comes last."""
-        sources = [*self._sources(), *self.blocked.values()]
+        sources = [*self._sources(), *self.blocked.values(), self.avoided]
         return [message for source in sources for message in source]
 
     def _available(self) -> int:

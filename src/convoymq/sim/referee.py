@@ -83,7 +83,7 @@ class Referee:
         self._clients = clients
         # What is broken stays so: in a run every entry costs more than it tells.
         self._invariants_every = INVARIANTS_EVERY if clients else 1
-        self.handed: dict[tuple[int, int], list[tuple[Message, int, int]]] = {}
+        self.handed: dict[tuple[int, int], list[tuple[Message, int, int, bytes]]] = {}
         """(session, consumer) -> (message, acquired, failed) by message id, for ever."""
         self.received: set[tuple[int, int, int]] = set()
         """(session, consumer, message id)"""
@@ -120,13 +120,13 @@ class Referee:
         unused = sum(effect[0] == EFFECT_UNUSED for effect in effects)
         if unused != model.unused:
             self.fail(f"the queue is said {unused} times to be unused, not {model.unused}")
-        for session, consumer, message_id, key, acquired, failed in model.hand_outs:
+        for session, consumer, message_id, key, acquired, failed, said in model.hand_outs:
             handed = self.handed.setdefault((session, consumer), [])
             if message_id == 0:
                 handed.clear()
             if message_id != len(handed):
                 self.fail(f"{session:x}/{consumer} was given {message_id} after {len(handed)}")
-            handed.append((model.messages[key], acquired, failed))
+            handed.append((model.messages[key], acquired, failed, said))
         if self._clients:
             for released in model.released:
                 if released not in self.received:
@@ -148,6 +148,7 @@ class Referee:
                     count,
                     acquired,
                     delivered,
+                    *said,
                 ) = effect
                 given += [
                     (
@@ -157,6 +158,7 @@ class Referee:
                         (index, offset, first + i),
                         acquired,
                         delivered,
+                        b"".join(said),
                     )
                     for i in range(count)
                 ]
@@ -249,14 +251,14 @@ class Referee:
         """Checks that what is kept is what left, under the same numbers and for the same
         reasons."""
         expected = {
-            number: (message.key, _REASONS[message.place])
+            number: (message.key, _REASONS[message.place], message.said)
             for number, message in self.model.kept.items()
         }
         count = len(expected)
         kept = {
-            number + i: ((index, offset, record + i), reason)
-            for number, index, offset, record, run, reason in machine.dead_letters.letters(
-                0, count + 1
+            number + i: ((index, offset, record + i), reason, said)
+            for number, index, offset, record, run, reason, said in (
+                machine.dead_letters.letters(0, count + 1)
             )
             for i in range(run)
         }
@@ -281,13 +283,16 @@ class Referee:
         identity: bytes,
         acquired: int,
         delivered: int,
+        said: bytes | None = None,
     ) -> None:
-        """A client got a message."""
+        """A client got a message; `said`: its annotations, None: the client does not see them."""
         handed = self.handed.get((session, consumer), [])
         who = f"{session:x}/{consumer}"
         if message_id >= len(handed):
             self.fail(f"{who} got message id {message_id}, which no committed entry gave")
-        message, times, failed = handed[message_id]
+        message, times, failed, annotations = handed[message_id]
+        if said is not None and said != annotations:
+            self.fail(f"{who} got {name_of(identity)} with {said!r}, not {annotations!r}")
         if message.identity != identity:
             self.fail(
                 f"{who} got {name_of(identity)} as message id {message_id}, but the log gave it"
@@ -305,7 +310,7 @@ class Referee:
     def on_skipped(self, session: int, consumer: int, first: int, last: int) -> None:
         """A client went on as if message ids first … last (inclusive) were not its any more."""
         for message_id in range(first, last + 1):
-            message, _, _ = self.handed[session, consumer][message_id]
+            message, *_ = self.handed[session, consumer][message_id]
             if message.holder == (session, consumer, message_id):
                 self.fail(f"{session:x}/{consumer} holds {message_id}, and its client skipped it")
 
@@ -329,5 +334,5 @@ def _shown(hand_outs: list[HandOut]) -> str:
         return "nothing"
     return ", ".join(
         f"{key} to {session:x}/{consumer} as {message_id} ({acquired}, {failed})"
-        for session, consumer, message_id, key, acquired, failed in hand_outs
+        for session, consumer, message_id, key, acquired, failed, _ in hand_outs
     )

@@ -132,7 +132,7 @@ class WatchedQueue(QuorumQueue):
 
 def messages_of(effect: Effect) -> Sent:
     """Returns the messages of a DELIVER."""
-    _, session, consumer, first_id, _, _, _, count, _, _ = effect
+    _, session, consumer, first_id, _, _, _, count, *_ = effect
     return {(session, consumer, first_id + i) for i in range(count)}
 
 

@@ -330,7 +330,7 @@ class StreamLoad(GroupLoad):
 
     def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
         """See `GroupLoad`: late acknowledgements and fixed bodies are about quorum queues."""
-        return replace(clients, late_chance=0.0, body_fixed=-1)
+        return replace(clients, late_chance=0.0, outcome_chance=0.0, body_fixed=-1)
 
     def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
         """See `GroupLoad`. Small enough for retention to have work within seconds."""

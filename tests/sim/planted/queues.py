@@ -22,13 +22,13 @@ def _assign(*, rotates: bool = True, counts_others: bool = True) -> Callable[[An
         while consumers.priorities and backlog.ready():
             level = consumers.levels[consumers.priorities[0]]
             consumer = level.popleft()
-            turn = consumer.window - consumer.checked_out.messages
+            turn = consumer.room()
             if level:
                 share = backlog.ready() // (16 * (len(level) + 1 if counts_others else 1))
                 turn = min(turn, max(1, min(256, share)))
             while turn and backlog.ready():
                 turn -= self.hand_out(consumer, turn, True)
-            if consumer.window <= consumer.checked_out.messages:
+            if consumer.room() <= 0:
                 consumer.queued = False
                 if not level:
                     consumers.drop_level(consumers.priorities[0])
@@ -838,3 +838,81 @@ def opened_again() -> None:
 @plant("a node that comes back leaves the sessions of its former life", "crash,kill")
 def former_sessions_go_on() -> None:
     parts.machine()._older_sessions = lambda self, node, incarnation: []
+
+
+@plant("annotations are lost when another node leads", "kill,crash", unaided=True)
+def a_new_leader_forgets_annotations() -> None:
+    from convoymq.queues.quorum.queue import QuorumQueue
+
+    lead = QuorumQueue._lead
+
+    def planted(self: Any, replica: Any) -> None:
+        notes = replica.machine.backlog.notes
+        notes.by_place = {place: (b"", avoids) for place, (_, avoids) in notes.by_place.items()}
+        lead(self, replica)
+
+    QuorumQueue._lead = planted  # type: ignore[method-assign]
+
+
+@plant("a drain is answered before its deliveries", "none", unaided=True)
+def drains_are_answered_early() -> None:
+    client = _client()
+
+    def planted(self: Any, consumer: int, known: Any) -> None:
+        while known.grants and known.grants[0][1] >= 0:
+            _, granted, ready = known.grants.popleft()
+            self._events.on_credit(self, consumer, granted, ready)
+
+    client._answer_grants = planted
+
+
+@plant("credit that is asked for again counts twice", "kill,crash", unaided=True)
+def credit_counts_twice() -> None:
+    from convoymq.queues.outcomes import CMD_GRANT, limit_of
+
+    client = _client()
+    resend = client.resend
+
+    def planted(self: Any, after: int | None = None, *, now: bool = False) -> None:
+        resend(self, after, now=now)
+        for number, known in self._consumers.items():
+            if number and known.grants and not self.closed:
+                limit = limit_of(known.next_id + 100)
+                self._target.command(CMD_GRANT, 0, 0, number, limit)
+
+    client.resend = planted
+
+
+@plant("a message goes again to the consumer that calls it undeliverable", "none", unaided=True)
+def undeliverable_here_again() -> None:
+    consumers = _consumers()
+
+    def planted(self: Any, _others: Any) -> Any:
+        levels = (self.levels[priority] for priority in self.priorities)
+        return next((consumer for level in levels for consumer in level), None)
+
+    consumers.next_without = planted
+
+
+@plant("the time that a consumer gives for a message is ignored", "none", unaided=True)
+def due_times_are_ignored() -> None:
+    from convoymq.queues.quorum.delayed import Delayed
+
+    retries = Delayed.retries
+
+    def planted(self: Any, run: Any, failed: int, due_ms: int = 0) -> bool:
+        return retries(self, run, failed)
+
+    Delayed.retries = planted  # type: ignore[method-assign]
+
+
+@plant("what nobody may get waits for ever", "none", unaided=True)
+def undeliverable_anywhere_stays() -> None:
+    deliveries = _deliveries()
+    check = deliveries._check_avoided
+
+    def planted(self: Any) -> None:
+        if len(list(self.consumers.all())) != 1:
+            check(self)
+
+    deliveries._check_avoided = planted

@@ -26,11 +26,13 @@ from convoymq.kernels.batch import (
     PublishTarget,
     pack_ranges,
 )
-from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
+    OLDER_NODES,
     exclusive_consumer,
     get_on_single_active_consumer,
 )
+from convoymq.queues.classic.credit import ACTIVITY, CREDIT
 from convoymq.queues.classic.machine import (
     APPLIED,
     CANCEL_OK,
@@ -55,6 +57,7 @@ from convoymq.queues.interface import (
     PublishOutcome,
     QueueClient,
 )
+from convoymq.queues.outcomes import CMD_GRANT, FLAG_DRAIN, limit_of
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.queue import ClassicQueue
@@ -74,6 +77,8 @@ class ClassicClient(QueueClient):
         """The channel was told that the queue cannot keep up."""
         self._events = events
         self._consumers: set[int] = set()
+        self._credited: set[int] = set()
+        """Consumers with credit."""
         self._removed: set[int] = set()
         """Consumers that get nothing more, until the queue has applied that."""
         #: (type of command, consumer) of what is to be answered by an effect of its own, in order.
@@ -89,18 +94,19 @@ class ClassicClient(QueueClient):
 
     def subscribe(self, spec: ConsumerSpec, first: int = 0) -> None:
         """Registers a consumer. `first`: id of its first message."""
-        body = msgspec.msgpack.encode(
-            {
-                "tag": spec.tag,
-                "prefetch": spec.prefetch,
-                "no_ack": spec.no_ack,
-                "exclusive": spec.exclusive,
-                "priority": spec.priority,
-                "args": dict(spec.arguments or {}),
-                "first": first,
-            },
-            enc_hook=str,
-        )
+        asked = {
+            "tag": spec.tag,
+            "prefetch": spec.prefetch,
+            "no_ack": spec.no_ack,
+            "exclusive": spec.exclusive,
+            "priority": spec.priority,
+            "args": dict(spec.arguments or {}),
+            "first": first,
+        }
+        if spec.credited:
+            asked["credited"] = True
+            self._credited.add(spec.number)
+        body = msgspec.msgpack.encode(asked, enc_hook=str)
         self._expect(CMD_CHECKOUT, spec.number)
         self._target.command(CMD_CHECKOUT, 0, len(body), spec.number, body)
 
@@ -124,6 +130,14 @@ class ClassicClient(QueueClient):
         """Replaces the consumer's window."""
         body = msgspec.msgpack.encode({"credit": credit if credit > 0 else WINDOW_DEFAULT})
         self._target.command(CMD_CREDIT, 0, len(body), consumer, body)
+
+    def grant(self, consumer: int, limit: int, *, drain: bool = False) -> None:
+        """See `QueueClient`."""
+        self._grant(consumer, limit, FLAG_DRAIN if drain else 0)
+
+    def _grant(self, consumer: int, limit: int, flags: int) -> None:
+        self.queue.is_urgent = True
+        self._target.command(CMD_GRANT, flags, 0, consumer, limit_of(limit))
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges."""
@@ -197,15 +211,32 @@ class ClassicClient(QueueClient):
             self._events.on_get(self, result)
         elif kind == SUBSCRIBED:
             self._questions.remove((CMD_CHECKOUT, effect[2]))
-            error = exclusive_consumer(self.queue.subject) if effect[3] else None
+            error: BrokerError | None = None
+            if effect[3]:
+                error = exclusive_consumer(self.queue.subject)
+            elif effect[2] in self._credited and len(effect) < 5:
+                # It has a window: what it is given meanwhile goes back.
+                error = PreconditionFailed(f"{self.queue.subject} gives no credit{OLDER_NODES}")
+                self.remove(effect[2])
             if error is None:
                 self._consumers.add(effect[2])
             self._events.on_subscribed(self, effect[2], error)
         elif kind == CANCEL_OK:
             self._questions.remove((CMD_CANCEL, effect[2]))
-            self._consumers.discard(effect[2])
             self._removed.discard(effect[2])
+            if effect[2] in self._credited and effect[2] not in self._consumers:
+                # The channel heard that it never was.
+                self._credited.discard(effect[2])
+                return
+            self._credited.discard(effect[2])
+            self._consumers.discard(effect[2])
             self._events.on_cancel_ok(self, effect[2])
+        elif kind == CREDIT:
+            if effect[2] not in self._removed:
+                self._events.on_credit(self, effect[2], effect[3], effect[4])
+        elif kind == ACTIVITY:
+            if effect[2] not in self._removed:
+                self._events.on_activity(self, effect[2], effect[3])
         elif kind == CANCELLED:
             self._consumers.discard(effect[2])
             self._events.on_cancelled(self, effect[2], effect[3])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.model.errors import StorageFault
 from convoymq.queues.classic.runs import Run
-from convoymq.queues.dead_letter_publisher import DeadLetterOptions, DeadLetterPublisher
+from convoymq.queues.dead_letter_publisher import Cause, DeadLetterOptions, DeadLetterPublisher
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.queue import LocalQueue
@@ -89,4 +89,4 @@ class DeadLetterSender(DeadLetterPublisher):
         except (StorageFault, OSError):
             self._lose(run.count, "not readable")
             return
-        self._publish_once(data, command, run.first, run.count, reason)
+        self._publish_once(data, command, run.first, run.count, Cause(reason))

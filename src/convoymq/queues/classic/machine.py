@@ -16,11 +16,15 @@ Effects (tuples, first item is the kind):
     APPLIED     session, last seq, rejected seqs
                 commands up to seq are done; a durable queue's batch must be on disk before
     DELIVER     session, consumer, first id, block, first record, count, acquired_count
-    SUBSCRIBED  session, consumer, error text or None
+    SUBSCRIBED  session, consumer, error text or None; and True for a consumer with credit: a node
+                of an older release does not say so, and knows no credit
     CANCEL_OK   session, consumer
     CANCELLED   session, consumer, reason
     GOT         session, block or None, record, id, acquired_count, ready
     PURGED      session, count
+    CREDIT      session, consumer, id of its next message, ready
+                answers a GRANT
+    ACTIVITY    session, consumer, whether it is the single active one from now on
     UNUSED      the last consumer has left
     GAP         session
                 commands of the session are missing: it is over, and its client is to hear so
@@ -73,10 +77,13 @@ from convoymq.queues.classic.backing import (
     no_log,
     position_of,
 )
+from convoymq.queues.classic.credit import grant, tell_activity
+from convoymq.queues.classic.invariants import check_invariants
 from convoymq.queues.classic.leaving import Leaving
 from convoymq.queues.classic.limits import DROP_HEAD, REJECT_PUBLISH, Limits
 from convoymq.queues.classic.reservation_holder import ReservationHolder
 from convoymq.queues.classic.runs import Block, Consumer, Former, Run, Session, runs_of
+from convoymq.queues.outcomes import CMD_GRANT
 from convoymq.queues.reservations import Answer, Reservations
 
 Effect = tuple[Any, ...]
@@ -90,7 +97,6 @@ GOT = 6
 PURGED = 7
 UNUSED = 8
 GAP = 9
-
 FLAG_PRIORITY = 2
 FLAG_SETTLE_AT_ONCE = 1
 ENDED_MAX = 1024
@@ -219,12 +225,13 @@ class ClassicMachine:
             elif kind == CMD_RETURN:
                 self._return(session, arg, ranges(data, offset, count))
             elif kind == CMD_CHECKOUT:
-                body = command_body(data, offset)[:count]
-                self._checkout(session_id, session, arg, body, now_ms)
+                self._checkout(session_id, session, arg, command_body(data, offset)[:count], now_ms)
             elif kind == CMD_CANCEL:
                 self._cancel(session_id, session, arg, now_ms)
             elif kind == CMD_CREDIT:
                 self._credit(session, arg, command_body(data, offset)[:count])
+            elif kind == CMD_GRANT:
+                grant(self, session.consumers.get(arg), flags, command_body(data, offset))
             elif kind == CMD_GET:
                 self._get(session_id, session, bool(flags & FLAG_SETTLE_AT_ONCE), now_ms)
             elif kind == CMD_PURGE:
@@ -234,8 +241,7 @@ class ClassicMachine:
                 self.ended.append(session_id)
                 done.pop(session_id, None)
         self._serve(now_ms)
-        for session_id, seq in done.items():
-            self.effects.append((APPLIED, session_id, seq, tuple(rejected.get(session_id, ()))))
+        self.effects += [(APPLIED, s, seq, tuple(rejected.get(s, ()))) for s, seq in done.items()]
         self.effects += [(GAP, session_id) for session_id in gaps]
 
     def tick(self, now_ms: int) -> None:
@@ -288,7 +294,7 @@ class ClassicMachine:
                 self.forget(item)
                 continue
             if held is None:
-                held = sorted([*self._held_runs(), *self.leaving], key=position_of)
+                held = sorted([*self.held_runs(), *self.leaving], key=position_of)
             self._forget_span(item, held)
         return count
 
@@ -380,12 +386,18 @@ class ClassicMachine:
             arguments=dict(spec.get("args") or {}),
             next_id=int(spec.get("first") or 0),
         )
+        credited = bool(spec.get("credited"))
+        if credited:
+            consumer.limit = consumer.next_id
         session.consumers[number] = consumer
         insort(self.service, consumer, key=_service_order)
         self.had_consumer = True
         self.last_used_ms = now_ms
+        told = (SUBSCRIBED, session_id, number, None)
+        self.effects.append((*told, True) if credited else told)
+        if self.limits.single_active and self.active is not None:
+            tell_activity(self, consumer, False)
         self.choose_active()
-        self.effects.append((SUBSCRIBED, session_id, number, None))
 
     def _credit(self, session: Session, number: int, body: bytes) -> None:
         consumer = session.consumers.get(number)
@@ -405,6 +417,8 @@ class ClassicMachine:
         """Single active consumer: the first one in line, unless a reservation is active."""
         if self.limits.single_active and self.active is None and not self.reservations:
             self.active = (self.former or Former()).choose(self.service)
+            if self.active is not None:
+                tell_activity(self, self.active, True)
 
     def _give_way(self, consumer: Consumer) -> None:
         """Single active consumer: a cancelled one makes room; if strict, when it holds nothing."""
@@ -505,6 +519,10 @@ class ClassicMachine:
 
     # --- handing out ---------------------------------------------------------------------
 
+    def serve(self) -> None:
+        """Hands out what can be, within an input."""
+        self._serve(self.now_ms)
+
     def _serve(self, now_ms: int) -> None:
         """Hands out what can be, drops what nobody took in time and what exceeds the length."""
         self.now_ms = now_ms
@@ -524,7 +542,7 @@ class ClassicMachine:
             turns = len(candidates) > 1
             served: list[Consumer] = []
             for consumer in candidates:
-                limit = 1 if turns else consumer.window - consumer.outstanding
+                limit = 1 if turns else consumer.room()
                 run = self.take_head(limit)
                 if run is None:
                     break
@@ -538,13 +556,13 @@ class ClassicMachine:
     def _candidates(self) -> list[Consumer]:
         if self.limits.single_active:
             one = self.active
-            fits = one is not None and not one.cancelled and one.outstanding < one.window
+            fits = one is not None and not one.cancelled and one.room() > 0
             return [one] if one is not None and fits else []
         found: list[Consumer] = []
         for consumer in self.service:
             if found and consumer.priority != found[0].priority:
                 break
-            if consumer.outstanding < consumer.window:
+            if consumer.room() > 0:
                 found.append(consumer)
         return found
 
@@ -727,9 +745,10 @@ class ClassicMachine:
         for line in self.backing.occupied():
             yield from line.runs()
         yield from self.leaving
-        yield from self._held_runs()
+        yield from self.held_runs()
 
-    def _held_runs(self) -> Iterator[Run]:
+    def held_runs(self) -> Iterator[Run]:
+        """Yields what consumers and reservations hold."""
         for session in self.sessions.values():
             for consumer in session.consumers.values():
                 yield from consumer.runs
@@ -756,13 +775,13 @@ class ClassicMachine:
     @property
     def unsettled_bytes(self) -> int:
         """Bytes of the bodies that consumers and reservations hold. Cost: O(runs)."""
-        return sum(run.body_bytes() for run in self._held_runs())
+        return sum(run.body_bytes() for run in self.held_runs())
 
     @property
     def takes_more(self) -> bool:
         """A message that came now would be delivered at once."""
         return not self.ready_count and any(
-            one.outstanding < one.window and not one.cancelled for one in self.service
+            one.room() > 0 and not one.cancelled for one in self.service
         )
 
     @property
@@ -772,25 +791,7 @@ class ClassicMachine:
 
     def check_invariants(self) -> None:
         """Asserts what the module text promises. Cost: O(runs)."""
-        self.backing.check()
-        places = [run for line in self.backing.occupied() for run in line.runs()]
-        held = list(self._held_runs())
-        for reservation in self.reservations.by_name.values():
-            assert reservation.held.outstanding == reservation.next - reservation.first
-        self.reservations.check()
-        assert self.unsettled_count == sum(run.count for run in held)
-        live: dict[Block, int] = {}
-        seen: set[int] = set()
-        assert self.leaving.count == sum(run.count for run in self.leaving)
-        for run in [*places, *held, *self.leaving]:
-            live[run.block] = live.get(run.block, 0) + run.count
-            span = range(run.position, run.position + run.count)
-            assert seen.isdisjoint(span)
-            seen.update(span)
-        assert all(block.live == count for block, count in live.items())
-        for session in self.sessions.values():
-            for consumer in session.consumers.values():
-                assert consumer.outstanding == sum(run.count for run in consumer.runs)
+        check_invariants(self)
 
 
 def _service_order(consumer: Consumer) -> int:

@@ -190,7 +190,7 @@ class Freezable(Replaceable):
     def stored_count(self) -> int:
         """See `Queue`."""
         machine = self.machine
-        return machine.ready_count + sum(run.count for run in machine._held_runs())
+        return machine.ready_count + sum(run.count for run in machine.held_runs())
 
     def stored_runs(self) -> Iterator[StoredRun]:
         """See `Queue`."""
@@ -212,5 +212,5 @@ def _stored(machine: ClassicMachine) -> Iterator[tuple[Run, bool]]:
     """Yields what is ready or held, and whether somebody holds it, in the order in which it was
     published. Raises StorageFault and OSError."""
     ready = ((run, False) for run in machine.backing.by_position())
-    held = ((run, True) for run in sorted(machine._held_runs(), key=position_of))
+    held = ((run, True) for run in sorted(machine.held_runs(), key=position_of))
     yield from merge(ready, held, key=lambda each: each[0].position)

@@ -191,8 +191,15 @@ class Consumer:
     next_id: int = 0
     outstanding: int = 0
     cancelled: bool = False
+    limit: int = -1
+    """Message id below which it gets messages; -1: its window alone says."""
     first_ids: list[int] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+
+    def room(self) -> int:
+        """Returns how many messages may be handed out."""
+        room = self.window - self.outstanding
+        return room if self.limit < 0 else min(room, self.limit - self.next_id)
 
     def hold(self, run: Run) -> int:
         """Checks a run out and returns its first message id."""

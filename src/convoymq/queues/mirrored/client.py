@@ -9,11 +9,13 @@ say so (`FLAG_AGAIN`): it may have handed them out.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import CMD_CANCEL, CMD_CHECKOUT, CMD_ENQUEUE
+from convoymq.kernels.batch import CMD_CANCEL, CMD_CHECKOUT, CMD_ENQUEUE, CMD_SETTLE
 from convoymq.model.errors import BrokerError
 from convoymq.queues.classic.client import ClassicClient
+from convoymq.queues.classic.credit import CREDIT
 from convoymq.queues.classic.machine import (
     APPLIED,
     CANCEL_OK,
@@ -27,6 +29,7 @@ from convoymq.queues.classic.machine import (
 )
 from convoymq.queues.classic.runs import FLAG_AGAIN
 from convoymq.queues.interface import ClientEvents, ConsumerSpec
+from convoymq.queues.outcomes import CMD_GRANT, FLAG_DRAIN, FLAG_UNASKED
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.queue import ClassicQueue
@@ -49,6 +52,10 @@ class MirroredClient(ClassicClient):
         self._held = False
         self._specs: dict[int, ConsumerSpec] = {}
         self._credits: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
+        """Consumer -> limit of its last GRANT that was answered."""
+        self._grants: dict[int, deque[tuple[int, int]]] = {}
+        """Consumer -> limit and flags of each GRANT without an answer."""
         #: Consumer -> id of its next message.
         self._next_ids: dict[int, int] = {}
         self._again: set[int] = set()
@@ -65,6 +72,17 @@ class MirroredClient(ClassicClient):
         """See `ClassicClient`."""
         self._credits[consumer] = credit
         super().set_credit(consumer, credit)
+
+    def _grant(self, consumer: int, limit: int, flags: int) -> None:
+        self._grants.setdefault(consumer, deque()).append((limit, flags))
+        super()._grant(consumer, limit, flags)
+
+    def _grant_again(self, consumer: int) -> None:
+        """A new master has the consumer: its credit counts from the start."""
+        limit = self._limits.get(consumer, 0)
+        super()._grant(consumer, limit, FLAG_UNASKED)
+        for limit, flags in self._grants.get(consumer, ()):
+            super()._grant(consumer, limit, flags)
 
     # --- another master ------------------------------------------------------------------
 
@@ -107,10 +125,20 @@ class MirroredClient(ClassicClient):
             super().subscribe(spec, self._next_ids.get(consumer, 0))
             if consumer in self._credits:
                 super().set_credit(consumer, self._credits[consumer])
+            if spec.credited:
+                self._grant_again(consumer)
 
     def _send_again(self) -> None:
+        asked: set[int] = set()
         for command in self._target.pending:
             data = bytes(command.bytes())
+            consumer = int.from_bytes(data[28:32], "little")
+            if command.type == CMD_CHECKOUT:
+                asked.add(consumer)
+            elif command.type == CMD_GRANT and consumer not in asked:
+                # `_grant_again` follows its consumer; an empty command takes its number.
+                self._target.builder.add(CMD_SETTLE, 0, self.session, command.seq, 0, 0, b"")
+                continue
             if command.type == CMD_ENQUEUE and command.seq <= self._sent:
                 data = data[:5] + bytes((data[5] | FLAG_AGAIN,)) + data[6:]
             self._target.builder.adopt(data, 0, len(data))
@@ -124,6 +152,9 @@ class MirroredClient(ClassicClient):
             self._next_ids[effect[2]] = effect[3] + effect[6]
         elif kind == GOT and effect[2] is not None:
             self._next_ids[GET_CONSUMER] = effect[4] + 1
+        elif kind == CREDIT and self._grants.get(effect[2]):
+            limit, flags = self._grants[effect[2]].popleft()
+            self._limits[effect[2]] = effect[3] if flags & FLAG_DRAIN else limit
         elif kind in (CANCEL_OK, CANCELLED):
             self._forget(effect[2])
         elif kind == SUBSCRIBED and effect[2] in self._again:
@@ -140,6 +171,8 @@ class MirroredClient(ClassicClient):
         self._again.clear()
         self._specs.clear()
         self._credits.clear()
+        self._limits.clear()
+        self._grants.clear()
         self._next_ids.clear()
         super().cancel_all(reason)
 
@@ -154,6 +187,8 @@ class MirroredClient(ClassicClient):
     def _forget(self, consumer: int) -> None:
         self._specs.pop(consumer, None)
         self._credits.pop(consumer, None)
+        self._limits.pop(consumer, None)
+        self._grants.pop(consumer, None)
         self._next_ids.pop(consumer, None)
 
     def end(self, error: BrokerError, *, published_ok: bool) -> None:

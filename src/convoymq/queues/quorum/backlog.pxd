@@ -13,7 +13,7 @@ cdef class Backlog:
     cdef public CheckedOut dead_letters
     cdef public Levels levels
     cdef public Groups groups
-    cdef public object order, waiting, delayed, expiry
+    cdef public object order, notes, waiting, delayed, expiry
     cdef public list fronted
     cdef public int requeue_position
     cdef public bint two_classes, counts_returns, timed, keeps_all, bounded, refuses, refusing
@@ -34,4 +34,5 @@ cdef class Backlog:
         self, uint64_t index, uint64_t offset, uint64_t first, uint64_t count, uint64_t size,
         uint64_t mark
     )
+    cpdef bint follows(self) except? -1
     cpdef gone(self, tuple run)

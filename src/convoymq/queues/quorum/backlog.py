@@ -36,6 +36,7 @@ from convoymq.queues.quorum.levels import (
     fresh_fifo,
     level_of,
 )
+from convoymq.queues.quorum.notes import Notes
 from convoymq.queues.quorum.order import Order
 from convoymq.queues.quorum.restored import place_of
 from convoymq.queues.quorum.waiting import Waiting
@@ -61,10 +62,10 @@ class Backlog:
 
     __slots__ = (
         "acked", "beside", "bounded", "counts_returns", "dead_letters", "delayed", "delivered",
-        "delivery_limit", "dropped", "expiry", "fresh", "fronted", "groups", "keeps_all", "levels",
-        "max_bytes", "max_length", "message_ttl_ms", "order", "published", "purged", "redelivered",
-        "refuses", "refusing", "requeue_position", "requeued", "returned", "returns", "timed",
-        "two_classes", "unacked", "unacked_bytes", "waiting",
+        "delivery_limit", "dropped", "expiry", "fresh", "fronted", "groups", "keeps_all",
+        "levels", "max_bytes", "max_length", "message_ttl_ms", "notes", "order", "published",
+        "purged", "redelivered", "refuses", "refusing", "requeue_position", "requeued",
+        "returned", "returns", "timed", "two_classes", "unacked", "unacked_bytes", "waiting",
     )  # fmt: skip
 
     def __init__(self, delivery_limit: int) -> None:
@@ -86,6 +87,8 @@ class Backlog:
         self.counts_returns = False
         #: What came back to the head with the command that is being applied: see `put_front`.
         self.fronted: list[runs.Run] = []
+        #: What consumers have said of messages, and those that wait for certain consumers.
+        self.notes = Notes()
         #: What becomes ready at a time; and who decides it, when there is somebody.
         self.waiting = Waiting()
         self.delayed: Delayed | None = None
@@ -132,19 +135,20 @@ class Backlog:
         return int(self.fresh.size + self.returned.size + self.requeued.size + self.levels.size)
 
     def stored(self) -> int:
-        """Returns the number of messages that nobody holds: ready ones, and those that are blocked
-        in their groups."""
-        return self.ready() + int(self.groups.messages)
+        """Returns the number of messages that nobody holds: ready ones, those that are blocked in
+        their groups, and those that wait for certain consumers."""
+        return self.ready() + int(self.groups.messages) + int(self.notes.avoided.messages)
 
     def stored_bytes(self) -> int:
         """Returns the body bytes of the messages that nobody holds."""
-        return self.ready_bytes() + int(self.groups.size)
+        return self.ready_bytes() + int(self.groups.size) + int(self.notes.avoided.size)
 
     def ready_runs(self) -> list[runs.Run]:
         """Returns all that nobody holds, FIFO by FIFO. Cost: O(runs)."""
         beside = [run for fifo in self.levels.fifos() for run in fifo.runs()]
         beside += self.levels.restored.all_runs()
         beside += self.groups.blocked_runs()
+        beside += self.notes.avoided.runs()
         return [*self.returned.runs(), *self.requeued.runs(), *self.fresh.runs(), *beside]
 
     def in_order(self) -> Iterator[runs.Run]:
@@ -153,6 +157,7 @@ class Backlog:
         yield from self.returned.runs()
         yield from self.order.runs()
         yield from self.groups.blocked_runs()
+        yield from self.notes.avoided.runs()
 
     def enqueue(
         self, index: int, offset: int, first: int, count: int, size: int, mark: int
@@ -265,7 +270,12 @@ class Backlog:
 
     def purge(self, held: Iterable[runs.Run] = ()) -> int:
         """Drops what is not `held`; returns how many messages."""
-        count = self.ready()
+        notes = self.notes
+        count = self.ready() + int(notes.avoided.messages)
+        if notes.by_place:
+            for run in self.ready_runs():
+                notes.forget(run)
+            notes.avoided.clear()
         if self.groups.heads:
             count += self.groups.purge(list(held))
         self.purged += count
@@ -390,13 +400,20 @@ class Backlog:
         if self.groups.heads:
             # Each may make room for another one of its group.
             limit = 1
-        return self._remove(limit) if self.ready() else self.groups.take_blocked(limit)
+        if self.ready():
+            return self._remove(limit)
+        if self.groups.messages:
+            return self.groups.take_blocked(limit)
+        return self.notes.avoided.take(limit)
 
     def _next_amount(self) -> tuple[int, int]:
         """Returns (messages, body bytes) of the run that would be delivered next, or of what is
         blocked."""
         if not self.ready():
-            return self.groups.blocked_amount()
+            if self.groups.messages:
+                return self.groups.blocked_amount()
+            run = self.notes.avoided.runs()[0]
+            return run[3], run[4]
         source, _ = self._next_source()
         return self.order.next_amount() if source is None else source.head_amount()
 
@@ -417,13 +434,16 @@ class Backlog:
         assert self.unacked_bytes >= 0, "more bytes were settled than are checked out"
         assert self.acked <= self.published, "more was settled than published"
 
-    def give_back(self, run: runs.Run, failed: int, counted: int) -> runs.Run | None:
+    def give_back(
+        self, run: runs.Run, failed: int, counted: int, due_ms: int = 0
+    ) -> runs.Run | None:
         """Takes a run back, behind all that came back before. Returns it as it is now when it has
         failed too often: then it is to leave (`DeadLetters.leave`).
 
         Args:
             failed: the client says that it has failed: retries ask for it.
             counted: what is added to its failed deliveries.
+            due_ms: the client has it wait until then; 0 = the settings say.
         """
         index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         self._came_back(count, size)
@@ -434,12 +454,28 @@ class Backlog:
         if 0 <= self.delivery_limit < failed_delivery_count:
             return (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
         back = (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
-        if self.delayed is None or not self.delayed.retries(back, failed):
+        if self.delayed is None or not self.delayed.retries(back, failed, due_ms):
             self._return(back)
         return None
 
     def _return(self, back: runs.Run) -> None:
-        """A run that was handed out is ready again."""
+        """A run that was handed out is ready again, or waits for certain consumers."""
+        if self.notes.by_place:
+            for part, note in self.notes.parts(back):
+                if note[1]:
+                    self.notes.avoid(part)
+                else:
+                    self._return_ready(part)
+        else:
+            self._return_ready(back)
+
+    def restore(self, run: runs.Run) -> None:
+        """Takes a run back that was avoided: it is ready, where such runs go that come back."""
+        if due_of(run[7]):
+            self.expects(run[7])
+        self._return_ready(run)
+
+    def _return_ready(self, back: runs.Run) -> None:
         if self.groups.heads:
             for part, grouped in self.groups.parts(back):
                 self._put_back(part, ORIGINAL if grouped else self.requeue_position)
@@ -488,6 +524,16 @@ class Backlog:
         back = (*run[:5], run[5] + 1, run[6] + counted, run[7])
         if self.counts_returns and self.delayed is not None and self.delayed.retries(back, failed):
             return
+        if self.notes.by_place:
+            for piece, note in self.notes.parts(back):
+                if note[1]:
+                    self.notes.avoid(piece)
+                else:
+                    self._requeue(piece)
+        else:
+            self._requeue(back)
+
+    def _requeue(self, back: runs.Run) -> None:
         for part, grouped in self.groups.parts(back) if self.groups.heads else ((back, False),):
             self._put_back(part, ORIGINAL if grouped else TAIL)
 
@@ -511,9 +557,20 @@ class Backlog:
         assert self.unacked >= 0, "more came back than is checked out"
         assert self.unacked_bytes >= 0, "more bytes came back than are checked out"
 
+    def follows(self) -> bool:
+        """Returns whether `gone` is to be called: some message is in a group, or has a note."""
+        return bool(self.groups.heads or self.notes.by_place)
+
     def gone(self, run: runs.Run) -> None:
         """Messages that were ready or held are in the queue no more: what was blocked by them is
-        ready. To be called where some message is in a group."""
+        ready, and what was said of them forgotten."""
+        if self.notes.by_place:
+            self.notes.forget(run)
+        if self.groups.heads:
+            self.gone_from_group(run)
+
+    def gone_from_group(self, run: runs.Run) -> None:
+        """As `gone`, of messages whose notes are kept."""
         if self.groups.gone(run):
             self.timed = True
 
@@ -542,6 +599,7 @@ class Backlog:
         needed.update(self.levels.restored.indexes())
         needed.update(self.groups.indexes())
         needed.update(self.requeued.indexes())
+        needed.update(self.notes.avoided.indexes())
         for part in held:
             needed.update(part.indexes())
         spans = [(index, index) for index in needed]
@@ -575,6 +633,8 @@ class Backlog:
         for level in self.levels.restored.levels():
             place = self.levels.restored.head_place(level)
             oldest = min(oldest, place[0] if place is not None else oldest)
+        if self.notes.avoided.messages:
+            oldest = min(oldest, *self.notes.avoided.indexes())
         blocked = self.groups.oldest_index()
         if blocked is not None:
             oldest = min(oldest, blocked)
@@ -590,6 +650,7 @@ class Backlog:
         beside = sum(fifo.run_count() for fifo in self.levels.fifos())
         beside += self.levels.restored.run_count() + self.groups.run_count()
         came_back = self.returned.run_count() + self.requeued.run_count()
+        came_back += self.notes.avoided.run_count()
         return int(self.fresh.run_count() + came_back + beside)
 
     def memory_bytes(self) -> int:
@@ -597,4 +658,5 @@ class Backlog:
         ready = self.fresh.memory_bytes() + self.returned.memory_bytes()
         beside = sum(fifo.memory_bytes() for fifo in self.levels.fifos())
         beside += self.levels.restored.memory_bytes() + self.groups.memory_bytes()
+        beside += self.notes.avoided.memory_bytes()
         return int(ready + self.requeued.memory_bytes() + beside)

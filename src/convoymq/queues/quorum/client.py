@@ -24,8 +24,12 @@ import msgspec
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
-from convoymq.model.errors import BrokerError, Subject, Unavailable
-from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
+from convoymq.model.errors import BrokerError, PreconditionFailed, Subject, Unavailable
+from convoymq.model.refusals import (
+    OLDER_NODES,
+    exclusive_consumer,
+    get_on_single_active_consumer,
+)
 from convoymq.queues.interface import (
     GET_EMPTY,
     MESSAGE_ID_MAX,
@@ -38,8 +42,19 @@ from convoymq.queues.interface import (
     Modification,
     QueueClient,
 )
+from convoymq.queues.outcomes import (
+    CMD_GRANT,
+    CMD_MODIFY,
+    FLAG_DRAIN,
+    FLAG_FAILED,
+    FLAG_REJECTED,
+    FLAG_UNDELIVERABLE,
+    FLAG_UNTRIED,
+    Annotated,
+    annotations_of,
+    limit_of,
+)
 from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
-from convoymq.queues.quorum.deliveries import FLAG_FAILED, FLAG_UNTRIED
 from convoymq.queues.reservations import Answer, reservation_refused
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
@@ -57,8 +72,8 @@ class _Consumer:
     """Consumer as the client knows it."""
 
     __slots__ = (
-        "asked", "asked_at", "asked_ms", "cancelled", "cancelling", "hears_cancel", "missed",
-        "next_id", "paused", "subscribed",
+        "active", "asked", "asked_at", "asked_ms", "cancelled", "cancelling", "grants",
+        "hears_cancel", "missed", "next_id", "paused", "subscribed",
     )  # fmt: skip
 
     def __init__(self, *, hears_cancel: bool = False) -> None:
@@ -74,6 +89,11 @@ class _Consumer:
         self.asked_ms = 0
         #: Something was dropped since then: the answer may not have it.
         self.missed = False
+        #: Calls of `grant` without an answer, in their order: [seq, granted, ready]; granted -1:
+        #: the queue has not answered.
+        self.grants: deque[list[int]] = deque()
+        #: Whether it is the single active consumer, as its owner was told; None: it was not.
+        self.active: bool | None = None
 
 
 class QuorumClient(SessionClient):
@@ -85,6 +105,7 @@ class QuorumClient(SessionClient):
         super().__init__(queue, session, events)
         self._consumers: dict[int, _Consumer] = {0: _Consumer()}
         self._consumers[0].subscribed = True
+        self._annotated = Annotated()
         #: Messages of basic.get by id, one each, until their reply is here.
         self._got: dict[int, Delivery] = {}
         #: Replies of basic.get whose message is not here yet: (message id, ready, no_ack)
@@ -107,17 +128,22 @@ class QuorumClient(SessionClient):
 
     def subscribe(self, spec: ConsumerSpec) -> None:
         """Registers a consumer."""
+        if spec.credited and not self.queue.serves_outcomes:
+            error = PreconditionFailed(f"{self.queue.subject} gives no credit{OLDER_NODES}")
+            self._events.on_subscribed(self, spec.number, error)
+            return
         self._consumers[spec.number] = _Consumer(hears_cancel=spec.hears_cancel)
-        body = msgspec.msgpack.encode(
-            {
-                "tag": spec.tag,
-                "prefetch": spec.prefetch,
-                "no_ack": spec.no_ack,
-                "exclusive": spec.exclusive,
-                "priority": spec.priority,
-                "args": _plain(spec.arguments),
-            }
-        )
+        asked = {
+            "tag": spec.tag,
+            "prefetch": spec.prefetch,
+            "no_ack": spec.no_ack,
+            "exclusive": spec.exclusive,
+            "priority": spec.priority,
+            "args": _plain(spec.arguments),
+        }
+        if spec.credited:
+            asked["credited"] = True
+        body = msgspec.msgpack.encode(asked)
         self._question(batch.CMD_CHECKOUT, len(body), spec.number, body, spec.number)
 
     def cancel(self, consumer: int) -> None:
@@ -146,9 +172,19 @@ class QuorumClient(SessionClient):
         body = msgspec.msgpack.encode({"credit": credit if credit > 0 else WINDOW_UNLIMITED})
         self._command(batch.CMD_CREDIT, len(body), consumer, body)
 
+    def grant(self, consumer: int, limit: int, *, drain: bool = False) -> None:
+        """See `QueueClient`. The command may be sent again: its limit counts from the start."""
+        known = self._consumers.get(consumer)
+        if known is None or known.cancelled:
+            return
+        flags = FLAG_DRAIN if drain else 0
+        seq = self.target.command(CMD_GRANT, flags, 0, consumer, limit_of(limit), consumer)
+        known.grants.append([seq, -1, 0])
+
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges."""
         ranges = self._of_session(consumer, ranges)
+        self._annotated.forget(consumer, ranges)
         if ranges:
             self._settle(consumer, ranges)
 
@@ -166,8 +202,21 @@ class QuorumClient(SessionClient):
     ) -> None:
         """Requeues."""
         ranges = self._of_session(consumer, ranges)
-        if ranges:
-            flags = (FLAG_FAILED if failed else 0) | (FLAG_UNTRIED if untried else 0)
+        if not ranges:
+            return
+        flags = (FLAG_FAILED if failed else 0) | (FLAG_UNTRIED if untried else 0)
+        if modification == NO_MODIFICATION:
+            self._annotated.forget(consumer, ranges)
+            self._return(consumer, ranges, flags)
+        elif self.queue.serves_outcomes:
+            flags |= FLAG_UNDELIVERABLE if modification.undeliverable else 0
+            said = (modification.due_ms, modification.annotations)
+            for count, body in self._annotated.commands(consumer, ranges, *said):
+                self._target.command(CMD_MODIFY, flags, count, consumer, body)
+        elif modification.undeliverable:
+            # As RabbitMQ does: nodes of older releases know of no other way.
+            self.discard(consumer, ranges)
+        else:
             self._return(consumer, ranges, flags)
 
     def _return(self, consumer: int, ranges: Sequence[int], flags: int) -> None:
@@ -179,7 +228,15 @@ class QuorumClient(SessionClient):
     ) -> None:
         """Rejects without requeue."""
         ranges = self._of_session(consumer, ranges)
-        if ranges:
+        if not ranges:
+            return
+        if error and self.queue.serves_outcomes:
+            said = annotations_of(error)
+            flags = FLAG_REJECTED | (FLAG_FAILED if failed else 0)
+            for count, body in self._annotated.commands(consumer, ranges, 0, said):
+                self._target.command(CMD_MODIFY, flags, count, consumer, body)
+        else:
+            self._annotated.forget(consumer, ranges)
             body = batch.pack_ranges(ranges)
             self._command(batch.CMD_DISCARD, len(ranges) // 2, consumer, body)
 
@@ -244,7 +301,7 @@ class QuorumClient(SessionClient):
     @staticmethod
     def _is_reply(command: PendingCommand, status: int, reply: object) -> bool:
         """False for a mere "applied" where the command asked for content."""
-        asked = command.type in (batch.CMD_GET, batch.CMD_RESERVATION)
+        asked = command.type in (batch.CMD_GET, batch.CMD_RESERVATION, CMD_GRANT)
         return not asked or status != APPLIED_OK or reply is not None
 
     def is_waiting(self) -> bool:
@@ -298,6 +355,9 @@ class QuorumClient(SessionClient):
             self._deadlines.popleft()
             command.note(reply, self._reservation_error(status, reply))
             return
+        if kind == CMD_GRANT:
+            self._granted(command, reply)
+            return
         error = None if status == APPLIED_OK else self._refusal(reply)
         if kind == batch.CMD_CHECKOUT:
             number: int = command.note
@@ -333,6 +393,34 @@ class QuorumClient(SessionClient):
             else:
                 self._gets.append((-1, 0, False))
             self._answer_gets(final=False)
+
+    def _granted(self, command: PendingCommand, reply: object) -> None:
+        """The queue has answered a GRANT; with None, when its answer was lost for good."""
+        known = self._consumers.get(command.note)
+        if known is None:
+            return
+        for grant in known.grants:
+            if grant[0] == command.seq:
+                grant[1:] = reply if isinstance(reply, list) else (known.next_id, 0)
+        self._answer_grants(command.note, known)
+
+    def _answer_grants(self, consumer: int, known: _Consumer) -> None:
+        """Answers calls of `grant` in their order, as far as what was handed out is here."""
+        grants = known.grants
+        while grants and 0 <= grants[0][1] <= known.next_id and not known.cancelled:
+            _, granted, ready = grants.popleft()
+            self._events.on_credit(self, consumer, granted, ready)
+        missing = bool(grants) and grants[0][1] > known.next_id and not known.cancelled
+        if missing and not known.paused and known.asked_at != known.next_id:
+            self._ask(consumer, known)
+
+    def on_activity(self, consumer: int, active: bool) -> None:
+        """The queue says whether it is the single active one."""
+        known = self._consumers.get(consumer)
+        if known is None or known.cancelled or known.active is active or self.closed:
+            return
+        known.active = active
+        self._events.on_activity(self, consumer, active)
 
     def _answer_gets(self, *, final: bool) -> None:
         """Answers calls of `get` in their order, as far as their messages are here."""
@@ -382,7 +470,7 @@ class QuorumClient(SessionClient):
         """Answers all questions at once: their channel closes with the first one's error."""
         subject = self.queue.subject
         self._deadlines.clear()
-        waiting = [command for command, _ in self._unanswered.values()]
+        waiting = [c for c, _ in self._unanswered.values() if c.type in _ASKING]
         waiting += [command for command in self._target.pending if command.type in _ASKING]
         self._unanswered.clear()
         gets = len(self._gets)
@@ -431,7 +519,7 @@ class QuorumClient(SessionClient):
         self, waiting: Sequence[PendingCommand], other: QueueClient, error: BrokerError
     ) -> None:
         """See `SessionClient`. Consumers are subscribed by their owner."""
-        asked = [command for command, _ in self._unanswered.values()]
+        asked = [c for c, _ in self._unanswered.values() if c.type in _ASKING]
         asked += [command for command in waiting if command.type in _ASKING]
         for _, _, no_ack in self._gets:
             other.get(no_ack=no_ack)
@@ -489,7 +577,13 @@ class QuorumClient(SessionClient):
         if known.cancelled:
             self._return(consumer, (first_id, end - 1), FLAG_UNTRIED)
             return
+        if delivery.annotations:
+            self._annotated.delivered(
+                consumer, delivery.first_id, delivery.messages, delivery.annotations
+            )
         self._events.on_deliver(self, delivery)
+        if known.grants:
+            self._answer_grants(consumer, known)
 
     def _take_got(self, delivery: Delivery, known: _Consumer) -> None:
         """Messages of basic.get are here; their reply may be, too."""
@@ -534,6 +628,8 @@ class QuorumClient(SessionClient):
             return
         if end <= known.next_id:
             known.next_id = max(known.next_id, next_id)
+            if known.grants:
+                self._answer_grants(consumer, known)
         elif known.subscribed and not known.paused and known.asked_at != known.next_id:
             self._ask(consumer, known)
 
@@ -570,6 +666,7 @@ class QuorumClient(SessionClient):
             self._renew()
         self._consumers = {0: _Consumer()}
         self._consumers[0].subscribed = True
+        self._annotated.clear()
         self._asked_get = -1
         self._asking.clear()
         gets, self._gets = self._gets, deque()
@@ -621,10 +718,12 @@ class QuorumClient(SessionClient):
 
 
 #: Commands whose reply says more than whether they were refused.
-_TELLING = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE, batch.CMD_RESERVATION))
+_TELLING = frozenset(
+    (batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE, batch.CMD_RESERVATION, CMD_GRANT)
+)
 
 #: Commands that a channel waits for.
-_ASKING = _TELLING | {batch.CMD_CANCEL}
+_ASKING = (_TELLING - {CMD_GRANT}) | {batch.CMD_CANCEL}
 
 
 def _timed_out(doing: str, subject: Subject) -> Unavailable:

@@ -19,12 +19,15 @@ cdef class Consumer:
     cdef public object priority
     cdef public dict arguments
     cdef public uint64_t next_id
+    cdef public int64_t limit
     cdef public CheckedOut checked_out
     cdef public int64_t settled_at_once
     cdef public int64_t turn_limit
     cdef public int64_t turn_ms
     @cython.locals(packed=list)
     cpdef list pack(self, int version)
+    @cython.locals(room=int64_t, credit=int64_t)
+    cpdef int64_t room(self) except? -1
     cpdef settled(self, int64_t messages, int64_t time_ms, int version)
     cpdef int64_t turn_of(self, int64_t time_ms) except? -1
     cpdef int64_t missing_in_batch(self) except? -1
@@ -35,7 +38,7 @@ cdef class Consumers:
     cdef public dict levels
     cdef public list priorities, waiting
     cdef public Consumer active
-    cdef public int64_t count
+    cdef public int64_t count, changes
     cdef public uint64_t last_active_ms
     cpdef serve_last(self, Consumer consumer)
     cpdef serve_no_more(self, Consumer consumer)

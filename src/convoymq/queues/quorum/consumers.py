@@ -24,13 +24,14 @@ it has credit; with single active consumer at most one is UP or QUIESCING.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from convoymq.model import trace as words
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.quorum import runs, tracing
 from convoymq.queues.sessions import Packed, Session
-from convoymq.replication.machine import NEVER
+from convoymq.replication.machine import EFFECT_ACTIVITY, NEVER
 
 UP = 0
 WAITING = 1
@@ -41,6 +42,11 @@ POLLER = 4
 #: Window of a consumer that asks for no limit, and of no_ack (the channel settles as it sends).
 WINDOW_UNLIMITED = 2000
 
+#: Unsettled messages of a consumer with credit: bounds what it may ask for.
+WINDOW_CREDITED = 32_768
+
+#: The version that brought credit, and what consumers say of messages (ADR 0200).
+OUTCOMES_SINCE = 6
 #: The version since which a turn completes what its consumer settles at once (ADR 0003).
 BATCHES_SINCE = 3
 #: Where consumers are busy or quick, a turn is at most so many messages.
@@ -56,7 +62,7 @@ class Consumer:
     """One consumer and what it holds."""
 
     __slots__ = (
-        "arguments", "checked_out", "exclusive", "next_id", "no_ack", "number", "priority",
+        "arguments", "checked_out", "exclusive", "limit", "next_id", "no_ack", "number", "priority",
         "queued", "session", "settled_at_once", "state", "tag", "turn_limit", "turn_ms", "window",
     )  # fmt: skip
 
@@ -71,6 +77,8 @@ class Consumer:
         self.priority = 0
         self.arguments: dict[str, object] = {}
         self.next_id = 0
+        #: The message id below which messages are handed out; -1: the window alone says.
+        self.limit = -1
         self.queued = False
         self.checked_out = runs.CheckedOut()
         #: Messages of the last SETTLE that settled some; 0 in version 1.
@@ -79,6 +87,14 @@ class Consumer:
         #: logged time of its last turn. Both since version 3.
         self.turn_limit = 1
         self.turn_ms = 0
+
+    def room(self) -> int:
+        """Returns how many messages may be handed out."""
+        room = self.window - self.checked_out.messages
+        if self.limit < 0:
+            return room
+        credit = self.limit - self.next_id
+        return min(room, credit)
 
     def settled(self, messages: int, time_ms: int, version: int) -> None:
         """Takes note that some messages were settled by one command."""
@@ -120,6 +136,8 @@ class Consumer:
             packed.append(self.settled_at_once)
         if version >= BATCHES_SINCE:
             packed += [self.turn_limit, self.turn_ms]
+        if version >= OUTCOMES_SINCE:
+            packed.append(self.limit)
         return packed
 
     def unpack(self, packed: list[Any]) -> None:
@@ -136,6 +154,8 @@ class Consumer:
             self.settled_at_once = packed[10]
         if len(packed) > 11:
             self.turn_limit, self.turn_ms = packed[11:13]
+        if len(packed) > 13:
+            self.limit = packed[13]
 
 
 class QueueSession(Session):
@@ -166,6 +186,9 @@ class Consumers:
         self.is_reserved = False
         #: Subscribed consumers and reservations.
         self.count = 0
+        #: How often consumers came, went, or changed places with the active one, since this
+        #: machine was made; no part of the state.
+        self.changes = 0
         #: When a consumer last went, or basic.get last asked (logged time).
         self.last_active_ms = 0
 
@@ -176,7 +199,7 @@ class Consumers:
         if (
             consumer.queued
             or consumer.state != UP
-            or consumer.window <= consumer.checked_out.messages
+            or consumer.room() <= 0
             or consumer.session.node in self.machine.down_nodes
         ):
             return
@@ -205,6 +228,14 @@ class Consumers:
         del self.levels[priority]
         self.priorities = sorted(self.levels, reverse=True)
 
+    def next_without(self, others: Sequence[tuple[int, int]]) -> Consumer | None:
+        """Returns the consumer that is served next, of those that are not among the others."""
+        for priority in self.priorities:
+            for consumer in self.levels[priority]:
+                if (consumer.session.id, consumer.number) not in others:
+                    return consumer
+        return None
+
     def restore_queue(self, order: list[Consumer]) -> None:
         """Sets the service queue of a snapshot."""
         assert not self.levels, "a service queue is restored over another"
@@ -219,7 +250,7 @@ class Consumers:
         if consumer.state == UP:
             if not consumer.queued:
                 self.serve_last(consumer)
-            elif consumer.window <= consumer.checked_out.messages:
+            elif consumer.room() <= 0:
                 self.serve_no_more(consumer)
         if consumer.checked_out.messages:
             return
@@ -253,8 +284,12 @@ class Consumers:
         consumer.exclusive = bool(spec.get("exclusive", False)) and honoured
         prefetch = int(spec.get("prefetch", 0))
         consumer.window = WINDOW_UNLIMITED if prefetch <= 0 or consumer.no_ack else prefetch
+        if self.machine.version >= OUTCOMES_SINCE and spec.get("credited"):
+            consumer.window = WINDOW_CREDITED
+            consumer.limit = 0
         session.consumers[number] = consumer
         self.count += 1
+        self.changes += 1
         tracing.owner(self.machine.trace, words.CAME, consumer)
         return consumer
 
@@ -265,6 +300,7 @@ class Consumers:
         if self.single_active:
             consumer.state = WAITING
             self.waiting.append(consumer)
+            self._tell_activity(consumer, False)
             self.choose_active()
         else:
             self.serve_last(consumer)
@@ -282,6 +318,12 @@ class Consumers:
         """Sets how many messages a consumer may hold from now on."""
         assert consumer.state < CANCELLED, "a consumer without deliveries gets credit"
         consumer.window = window
+        self.refresh(consumer)
+
+    def grant(self, consumer: Consumer, limit: int) -> None:
+        """Sets the message id below which a consumer with credit gets messages."""
+        assert consumer.limit >= 0, "a consumer with a window gets credit"
+        consumer.limit = limit
         self.refresh(consumer)
 
     def cancel(self, consumer: Consumer) -> None:
@@ -315,6 +357,7 @@ class Consumers:
 
     def _left(self) -> None:
         self.count -= 1
+        self.changes += 1
         self.last_active_ms = self.machine.time_ms
         assert self.count >= 0, "more consumers went than came"
 
@@ -362,6 +405,7 @@ class Consumers:
             if self.strict and active.checked_out.messages:
                 return
             if active.state != CANCELLED:
+                self._tell_activity(active, False)
                 active.state = WAITING
                 self.waiting.append(active)
             self.active = active = None
@@ -370,8 +414,11 @@ class Consumers:
             if best is None or best.priority <= active.priority:
                 if active.state == QUIESCING:
                     active.state = UP
+                    self._tell_activity(active, True)
                     self.serve_last(active)
                 return
+            if active.state == UP:
+                self._tell_activity(active, False)
             self.serve_no_more(active)
             if active.checked_out.messages:
                 active.state = QUIESCING
@@ -385,7 +432,22 @@ class Consumers:
             self.waiting.remove(best)
             best.state = UP
             self.active = best
+            self._tell_activity(best, True)
             self.serve_last(best)
+
+    def _tell_activity(self, consumer: Consumer, active: bool) -> None:
+        """Has the consumer's client told. Nodes of older releases do not understand it."""
+        self.changes += 1
+        machine = self.machine
+        if machine.version >= OUTCOMES_SINCE:
+            machine.effects.append((EFFECT_ACTIVITY, consumer.session.id, consumer.number, active))
+
+    def tell_activity(self, session: QueueSession) -> None:
+        """Has a session's client told of all its consumers."""
+        if self.single_active:
+            for consumer in session.consumers.values():
+                if consumer.state < CANCELLED:
+                    self._tell_activity(consumer, consumer.state == UP)
 
     # ---------------------------------------------------------------- looking at it
 

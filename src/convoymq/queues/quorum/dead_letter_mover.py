@@ -21,6 +21,7 @@ from convoymq.queues.dead_letter_publisher import (
     DISABLED_NAME,
     ONCE,
     REFUSED,
+    Cause,
     DeadLetterOptions,
     DeadLetterPublisher,
     is_gone,
@@ -78,7 +79,7 @@ class DeadLetterMover(DeadLetterPublisher):
 
     def on_left(self, effect: Effect) -> None:
         """The effect DEAD_LETTERS, on the node that leads."""
-        _, strategy, reason, _index, _command, _first, count = effect
+        _, strategy, reason, _index, _command, _first, count, _ = effect
         self._queue.left[NAMES[strategy], reason] += count
         if strategy == AT_MOST_ONCE:
             if self._options is None:
@@ -141,14 +142,14 @@ class DeadLetterMover(DeadLetterPublisher):
                 # `on_flow` goes on.
                 return
             effect = self._line.popleft()
-            _, strategy, reason, index, command, first, count = effect
+            _, _, reason, index, command, first, count, said = effect
             taken = min(count, left)
             left -= taken
             if taken < count:
-                rest = (effect[0], strategy, reason, index, command, first + taken, count - taken)
-                self._line.appendleft(rest)
+                rest = (first + taken, count - taken, said)
+                self._line.appendleft((*effect[:5], *rest))
             block = self._queue.entry_bytes(index)
-            self._publish_once(block, command, first, taken, reason)
+            self._publish_once(block, command, first, taken, Cause(reason, said))
         if self._line:
             self._timer.soon(0)
 
@@ -166,7 +167,7 @@ class DeadLetterMover(DeadLetterPublisher):
         oldest = held.first_id() if held.messages else letters.next_number
         worker.forget_below(oldest)
         if worker.room:
-            for first, _, _, _, count, _ in letters.letters(worker.next_number, worker.room):
+            for first, _, _, _, count, *_ in letters.letters(worker.next_number, worker.room):
                 worker.take(first, count, now)
             if worker.room:
                 # Whatever has a number above these is settled: by a leader before this one.
@@ -182,7 +183,7 @@ class DeadLetterMover(DeadLetterPublisher):
         left = SLICE_WORK
         for first, count in worker.due(now):
             number, end = first, first + count
-            for at, entry, command, record, held, reason in letters.letters(first, count):
+            for at, entry, command, record, held, reason, said in letters.letters(first, count):
                 if at >= end:
                     break
                 if at > number:
@@ -195,7 +196,10 @@ class DeadLetterMover(DeadLetterPublisher):
                     before = worker.bytes
                     start = record + number - at
                     moved = self._move_run(
-                        worker, number, block, (command, start, min(stop - number, left), reason)
+                        worker,
+                        number,
+                        block,
+                        (command, start, min(stop - number, left), Cause(reason, said)),
                     )
                     number += moved
                     left -= moved + RUN_WORK + (max(0, worker.bytes - before) >> 10)
@@ -207,13 +211,13 @@ class DeadLetterMover(DeadLetterPublisher):
         worker: DeadLetterWorker,
         number: int,
         block: bytes | None,
-        records: tuple[int, int, int, str],
+        records: tuple[int, int, int, Cause],
     ) -> int:
         """Publishes a message, and those that follow it and go the same way; returns how many.
 
         Args:
             block: their entry; None: it cannot be read.
-            records: command, first record, how many at most, and the reason of their death.
+            records: command, first record, how many at most, and the cause of their death.
         """
         now = self._queue.clock.monotonic_ms()
         letters: DeadLetter | DeadLetterRun | None = None
@@ -286,7 +290,7 @@ class DeadLetterMover(DeadLetterPublisher):
             return
         self._proposed_ms = now
         taken = letters.letters(0, letters.held.messages - untaken)
-        done = [n for first, *_, count, _ in taken for n in worker.missing(first, count)]
+        done = [n for each in taken for n in worker.missing(each[0], each[4])]
         self._propose(replica, done)
 
     def _propose(self, replica: Replica, settled: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ strategy is at-least-once; every number that is kept has a reason.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from convoymq.model import trace as words
 from convoymq.queues.group_machine import GroupMachine
@@ -31,6 +31,7 @@ from convoymq.queues.quorum.backlog import (
     Backlog,
 )
 from convoymq.queues.quorum.consumers import Consumer
+from convoymq.queues.quorum.notes import NOTHING
 from convoymq.queues.sessions import Packed
 from convoymq.replication.machine import EFFECT_DEAD_LETTERS, EFFECT_NOTE
 
@@ -49,9 +50,9 @@ _TRACED = {
     OVER_LENGTH: words.OVER_LENGTH,
 }
 
-Letters = tuple[int, int, int, int, int, str]
-"""(number of the first, entry index, command offset, first record, count, reason): neighbouring
-messages that left for one reason."""
+Letters = tuple[int, int, int, int, int, str, bytes]
+"""(number of the first, entry index, command offset, first record, count, reason, annotations):
+neighbouring messages that left for one reason."""
 
 
 class DeadLetters:
@@ -87,15 +88,21 @@ class DeadLetters:
             tracing.left(machine.trace, words.DROPPED, flags, _TRACED[reason], session, number, run)
         self.backlog.drop(count, reason)
         strategy = self.strategy
-        machine.effects.append(
-            (EFFECT_DEAD_LETTERS, strategy, reason, run[0], run[1], run[2], count)
-        )
+        notes = self.backlog.notes
+        for part, note in notes.parts(run) if notes.by_place else ((run, NOTHING),):
+            machine.effects.append((EFFECT_DEAD_LETTERS, strategy, reason, *part[:4], note[0]))
+            if note[1]:
+                notes.let_in(part, ())
         if reason == OVER_DELIVERY_LIMIT:
             machine.effects.append((EFFECT_NOTE, "quorum.delivery_limit", {"count": count}))
         if strategy == AT_LEAST_ONCE:
             self._keep(run, REASONS.index(reason))
-        if self.backlog.groups.heads:
-            self.backlog.gone(run)
+        if strategy != AT_LEAST_ONCE:
+            if self.backlog.follows():
+                self.backlog.gone(run)
+        elif self.backlog.groups.heads:
+            # Its note goes when it is published.
+            self.backlog.gone_from_group(run)
 
     def _keep(self, run: runs.Run, reason: int) -> None:
         reasons = self._reasons
@@ -110,8 +117,13 @@ class DeadLetters:
         """Forgets what was published: numbers (first, last, first, last, …; inclusive)."""
         for i in range(0, len(ranges), 2):
             if ranges[i] <= ranges[i + 1]:
-                self.held.remove(ranges[i], ranges[i + 1])
+                for run in self.held.remove(ranges[i], ranges[i + 1]):
+                    self._forget(run)
         self._trim()
+
+    def _forget(self, run: runs.Run) -> None:
+        if self.backlog.notes.by_place:
+            self.backlog.notes.forget(run)
 
     def _trim(self) -> None:
         """Forgets reasons of numbers that are gone."""
@@ -126,7 +138,8 @@ class DeadLetters:
     def drop_all(self) -> int:
         """Drops what is kept; returns how many messages."""
         count = self.held.messages
-        self.held.remove_all()
+        for run in self.held.remove_all():
+            self._forget(run)
         self._reasons.clear()
         assert not self.held.messages, "messages were left by a purge"
         return count
@@ -142,19 +155,29 @@ class DeadLetters:
         """Returns what is kept from a number on, at most `limit` messages. Cost: O(log runs) +
         O(runs listed)."""
         made: list[Letters] = []
-        for number, run in self.held.between(first, self.next_number, limit):
+        for number, run, said in self._between(first, limit):
             record, left = run[2], min(run[3], limit)
             limit -= left
             while left:
                 reason, end = self._reason_of(number)
                 count = min(left, end - number)
-                made.append((number, run[0], run[1], record, count, reason))
+                made.append((number, run[0], run[1], record, count, reason, said))
                 number += count
                 record += count
                 left -= count
             if not limit:
                 break
         return made
+
+    def _between(self, first: int, limit: int) -> Iterator[tuple[int, runs.Run, bytes]]:
+        notes = self.backlog.notes
+        for number, run in self.held.between(first, self.next_number, limit):
+            if not notes.by_place:
+                yield number, run, b""
+                continue
+            for part, (said, _) in notes.parts(run):
+                yield number, part, said
+                number += part[3]
 
     def _reason_of(self, number: int) -> tuple[str, int]:
         """Returns the reason of a number, and the first number above it that may have another

@@ -40,6 +40,8 @@ FIRE_RUNS_MAX = 4096
 CANCEL_SCHEDULED = "cancel_scheduled"
 CANCEL_MAX = 10_000
 """So many messages may one command name."""
+DUE_MS_MAX = (1 << 48) - 1
+"""No message waits longer."""
 BAD_CANCEL = "malformed list of messages"
 
 #: Values of the setting `delayed_retry`: which of the messages that come back wait.
@@ -89,8 +91,14 @@ class Delayed:
         # What is blocked, and what waits.
         backlog.beside += beside
 
-    def retries(self, run: runs.Run, failed: int) -> bool:
-        """Makes a run that has come back wait, if its counts say so; returns whether it waits."""
+    def retries(self, run: runs.Run, failed: int, due_ms: int = 0) -> bool:
+        """Makes a run that has come back wait, if its client or its counts say so; returns whether
+        it waits. `due_ms`: see `Backlog.give_back`."""
+        if due_ms:
+            if due_ms <= self.machine.time_ms:
+                return False
+            self.waiting.add(min(due_ms, DUE_MS_MAX), run)
+            return True
         if self.retry == RETRY_OFF or self.retry == (RETRY_RETURNED if failed else RETRY_FAILED):
             return False
         delay_ms = min(self.retry_min_ms * max(1, run[6]), self.retry_max_ms)
@@ -127,7 +135,7 @@ class Delayed:
             if run is not None:
                 cancelled += 1
                 self._trace_purged(run)
-                if self.backlog.groups.heads:
+                if self.backlog.follows():
                     self.backlog.gone(run)
         self.backlog.purged += cancelled
         return {"cancelled": cancelled}
@@ -138,6 +146,8 @@ class Delayed:
         if self.machine.trace is not None:
             for run in self.waiting.runs():
                 self._trace_purged(run)
+        for run in self.waiting.runs() if self.backlog.notes.by_place else ():
+            self.backlog.notes.forget(run)
         self.backlog.purged += count
         self.waiting.clear()
         return count

@@ -17,11 +17,13 @@ cdef class Deliveries:
         consumer=Consumer, backlog=Backlog, consumers=Consumers,
     )
     cpdef assign(self)
-    @cython.locals(
-        backlog=Backlog, run=tuple, index=uint64_t, offset=uint64_t, first=uint64_t,
-        count=uint64_t, size=uint64_t, acquired_count=uint64_t, failed_delivery_count=uint64_t,
-        mark=uint64_t, message_id=uint64_t,
-    )
+    @cython.locals(backlog=Backlog, run=tuple, count=uint64_t)
     cpdef uint64_t hand_out(self, Consumer consumer, uint64_t limit, bint hold) except? 0
+    @cython.locals(
+        backlog=Backlog, index=uint64_t, offset=uint64_t, first=uint64_t, count=uint64_t,
+        size=uint64_t, acquired_count=uint64_t, failed_delivery_count=uint64_t, mark=uint64_t,
+        message_id=uint64_t,
+    )
+    cpdef _give(self, Consumer consumer, tuple run, bint hold)
     @cython.locals(run=tuple)
     cpdef release(self, Consumer consumer, int kind, int flags, uint64_t first, uint64_t last)

@@ -27,6 +27,13 @@ from __future__ import annotations
 from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.queues.group_machine import GroupMachine
+from convoymq.queues.outcomes import (
+    FLAG_FAILED,
+    FLAG_REJECTED,
+    FLAG_UNDELIVERABLE,
+    FLAG_UNTRIED,
+    Modified,
+)
 from convoymq.queues.quorum import runs, tracing
 from convoymq.queues.quorum.backlog import (
     EXPIRED,
@@ -35,8 +42,16 @@ from convoymq.queues.quorum.backlog import (
     REJECTED,
     Backlog,
 )
-from convoymq.queues.quorum.consumers import BATCHES_SINCE, BUSY_TURN_MAX, Consumer, Consumers
+from convoymq.queues.quorum.consumers import (
+    BATCHES_SINCE,
+    BUSY_TURN_MAX,
+    CANCELLED,
+    Consumer,
+    Consumers,
+)
 from convoymq.queues.quorum.dead_letters import DeadLetters
+from convoymq.queues.quorum.levels import due_of
+from convoymq.queues.quorum.notes import AVOIDED_MAX, Key, cut
 from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_REFUSING
 
 #: A turn of one of n consumers is 1/(16 n) of the ready messages, 1 … TURN_MESSAGES_MAX (ADR 0003).
@@ -45,10 +60,6 @@ TURN_MESSAGES_MAX = 256
 
 SETTLE = batch.CMD_SETTLE
 RETURN = batch.CMD_RETURN
-FLAG_FAILED = 1
-"""Of RETURN: their processing has failed."""
-FLAG_UNTRIED = 2
-"""Of RETURN: nobody has tried to process them. They do not count where all others do."""
 
 
 class Deliveries:
@@ -80,7 +91,7 @@ class Deliveries:
             level = consumers.levels[priority]
             consumer = level.popleft()
             others = len(level)
-            turn = consumer.window - consumer.checked_out.messages
+            turn = consumer.room()
             completes = False
             if others:
                 fair = ready // (TURN_DIVISOR * (others + 1))
@@ -103,7 +114,7 @@ class Deliveries:
                 taken = self.hand_out(consumer, turn, True)
                 turn -= taken
                 ready = ready - taken if not backlog.timed else backlog.ready()
-            if consumer.window > consumer.checked_out.messages:
+            if consumer.room() > 0:
                 if completes and turn:
                     # What the consumer settles at once is to be complete before the next one's
                     # turn, or it waits in pieces for a whole round.
@@ -120,8 +131,17 @@ class Deliveries:
         expired behind them leaves."""
         backlog = self.backlog
         run = backlog.take(limit)
+        assert 0 < run[3] <= limit, "not what was asked for is handed out"
+        self._give(consumer, run, hold)
+        if backlog.timed:
+            self.expire()
+        count: int = run[3]
+        return count
+
+    def _give(self, consumer: Consumer, run: runs.Run, hold: bool) -> None:
+        """Gives the consumer a run that was taken out of the backlog."""
+        backlog = self.backlog
         index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
-        assert 0 < count <= limit, "not what was asked for is handed out"
         message_id = consumer.next_id
         consumer.next_id = message_id + count
         if self.machine.trace is not None:
@@ -141,25 +161,33 @@ class Deliveries:
             backlog.hold(count, size)
         else:
             backlog.acked += count
-            if backlog.groups.heads:
-                backlog.gone(run)
-        self.machine.effects.append(
-            (
-                EFFECT_DELIVER,
-                consumer.session.id,
-                consumer.number,
-                message_id,
-                index,
-                offset,
-                first,
-                count,
-                acquired_count,
-                failed_delivery_count,
+        session, number = consumer.session.id, consumer.number
+        if backlog.notes.by_place:
+            self._deliver_noted(session, number, message_id, run)
+        else:
+            self.machine.effects.append(
+                (
+                    EFFECT_DELIVER,
+                    session,
+                    number,
+                    message_id,
+                    index,
+                    offset,
+                    first,
+                    count,
+                    acquired_count,
+                    failed_delivery_count,
+                )
             )
-        )
-        if backlog.timed:
-            self.expire()
-        return count
+        if not hold and backlog.follows():
+            backlog.gone(run)
+
+    def _deliver_noted(self, session: int, number: int, message_id: int, run: runs.Run) -> None:
+        """Appends DELIVER effects for messages of which some have annotations."""
+        for part, note in self.backlog.notes.parts(run):
+            effect = (EFFECT_DELIVER, session, number, message_id, *part[:4], part[5], part[6])
+            self.machine.effects.append((*effect, note[0]) if note[0] else effect)
+            message_id += part[3]
 
     def _trace_handed_out(
         self, consumer: Consumer, message_id: int, run: runs.Run, hold: bool
@@ -171,6 +199,65 @@ class Deliveries:
         tracing.delivered(rows, flags, session, number, message_id, run)
         if not hold:
             tracing.left(rows, words.ACKED, 0, 0, session, number, run)
+
+    def serve_avoided(self) -> None:
+        """Hands out what certain consumers do not get, or has it leave, or be ready again."""
+        consumers, notes = self.consumers, self.backlog.notes
+        if notes.checked != (consumers.changes, notes.came):
+            self._check_avoided()
+            notes.checked = (consumers.changes, notes.came)
+        if not consumers.priorities:
+            return
+        hopeless: set[tuple[Key, ...]] = set()
+        for came, run in list(notes.avoided.rows()):
+            avoiding = notes.of(run)[1]
+            for record in range(run[2], run[2] + run[3]):
+                if avoiding in hopeless:
+                    break
+                consumer = consumers.next_without(avoiding)
+                if consumer is None:
+                    hopeless.add(avoiding)
+                    break
+                taken = notes.avoided.remove(came, run[0], run[1], record)
+                assert taken is not None, "a message is not where it is avoided"
+                if 0 < due_of(taken[7]) <= self.machine.time_ms and not self.backlog.keeps_all:
+                    self.dead_letters.leave(taken, EXPIRED)
+                    continue
+                self.backlog.delivered += 1
+                self.backlog.redelivered += 1
+                self._give(consumer, taken, True)
+                consumers.refresh(consumer)
+
+    def _check_avoided(self) -> None:
+        """Consumers came or went, or messages came back: who may get each of these now?"""
+        notes = self.backlog.notes
+        consumers = [c for c in self.consumers.all() if c.state < CANCELLED]
+        known = {(c.session.id, c.number) for c in consumers}
+        if self.consumers.single_active:
+            # Whoever waits to be active may wait for ever.
+            consumers = [c for c in consumers if c is self.consumers.active]
+        able = {(c.session.id, c.number) for c in consumers}
+        rows = list(notes.avoided.rows())
+        kept = 0
+        for came, run in rows:
+            before = notes.of(run)[1]
+            avoiding = tuple(key for key in before if key in known)
+            is_avoided = avoiding and not (able and able <= {*avoiding})
+            if is_avoided and kept + run[3] <= AVOIDED_MAX:
+                kept += run[3]
+                if avoiding != before:
+                    notes.let_in(run, avoiding)
+                continue
+            for record in range(run[2], run[2] + run[3]):
+                taken = notes.avoided.remove(came, run[0], run[1], record)
+                assert taken is not None, "a message is not where it is avoided"
+                notes.let_in(taken, ())
+                if avoiding:
+                    self.dead_letters.leave(taken, REJECTED)
+                else:
+                    self.backlog.restore(taken)
+        if self.backlog.fronted:
+            self.backlog.put_front()
 
     # ---------------------------------------------------------------- leaving
 
@@ -222,7 +309,7 @@ class Deliveries:
                 if self.machine.trace is not None:
                     self._trace(words.ACKED, 0, 0, consumer, run)
                 self.backlog.settle(run[3], run[4])
-                if self.backlog.groups.heads:
+                if self.backlog.follows():
                     self.backlog.gone(run)
         elif kind == RETURN:
             counted = failed
@@ -240,10 +327,34 @@ class Deliveries:
                 self.backlog.let_go(run)
                 self.dead_letters.leave(run, REJECTED, consumer)
 
-    def give_back(self, run: runs.Run, failed: int, counted: int) -> None:
+    def modify(self, consumer: Consumer, flags: int, modified: Modified) -> None:
+        """Takes messages from the consumer, as `release`, with what it says of them."""
+        notes = self.backlog.notes
+        avoids = None
+        if flags & FLAG_UNDELIVERABLE:
+            avoids = (consumer.session.id, consumer.number)
+        counted = failed = flags & FLAG_FAILED
+        if self.backlog.counts_returns and not flags & FLAG_UNTRIED:
+            counted = 1
+        for first, last in zip(modified.ranges[::2], modified.ranges[1::2], strict=True):
+            for run in consumer.checked_out.remove(first, last) if first <= last else ():
+                if modified.annotations or avoids is not None:
+                    notes.add(run, modified.annotations, avoids)
+                if flags & FLAG_REJECTED:
+                    self.backlog.let_go(run)
+                    self.dead_letters.leave(run, REJECTED, consumer)
+                    continue
+                if self.machine.trace is not None:
+                    self._trace(words.RETURNED, words.FAILED if counted else 0, 0, consumer, run)
+                if not modified.due_ms and self.backlog.goes_to_tail(failed):
+                    self.backlog.requeue(run, failed, counted)
+                else:
+                    self.give_back(run, failed, counted, modified.due_ms)
+
+    def give_back(self, run: runs.Run, failed: int, counted: int, due_ms: int = 0) -> None:
         """To the end of `returned`, or out when it has failed more often than the limit allows."""
         assert counted in (0, 1), "one return counts as several failures"
-        over = self.backlog.give_back(run, failed, counted)
+        over = self.backlog.give_back(run, failed, counted, due_ms)
         if over is not None:
             self.dead_letters.leave(over, OVER_DELIVERY_LIMIT)
 
@@ -268,7 +379,10 @@ class Deliveries:
         for message_id, run in self.holds(session, number):
             index, offset, first, count, _size, acquired_count, failed_delivery_count, _mark = run
             skip = max(0, from_id - message_id)
-            if skip < count:
+            if skip < count and self.backlog.notes.by_place:
+                part = cut(run, skip, count - skip)
+                self._deliver_noted(session, number, message_id + skip, part)
+            elif skip < count:
                 self.machine.effects.append(
                     (
                         EFFECT_DELIVER,

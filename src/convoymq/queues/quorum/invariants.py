@@ -20,6 +20,7 @@ from convoymq.queues.quorum.consumers import (
 from convoymq.queues.quorum.due_expiry import SWEEP_MS, SegmentedFifo
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, LEVEL_MAX, Levels, due_of, level_of
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.notes import NOTHING
 from convoymq.queues.quorum.restored import place_of
 from convoymq.queues.quorum.runs import MARKED, Fifo, Run
 from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings, check_written
@@ -62,6 +63,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     assert not backlog.fronted, "what came back to the head is not there"
     places += machine.dead_letters.check()
     places += backlog.groups.blocked_runs()
+    places += _check_notes(machine)
     machine.deduplication.check()
     places += _check_waiting(machine)
     live = list(machine.live_ranges())
@@ -70,7 +72,9 @@ def check_invariants(machine: QuorumMachine) -> None:
         # Messages may have left between others: each is named.
         places += backlog.fresh.runs()
         wanted = backlog.expiry.wanted_ms
-        dues = [due_of(run[7]) for run in backlog.ready_runs() if due_of(run[7])]
+        avoided = {place_of(run) for run in backlog.notes.avoided.runs()}
+        ready = [run for run in backlog.ready_runs() if place_of(run) not in avoided]
+        dues = [due_of(run[7]) for run in ready if due_of(run[7])]
         assert not dues or 0 < wanted <= max(min(dues), backlog.expiry.swept_ms + SWEEP_MS)
     _check_places(places, live)
     _check_groups(machine)
@@ -100,7 +104,7 @@ def _check_state(consumer: Consumer, consumers: Consumers, is_served: bool) -> N
     may = (
         consumer.state == UP
         and consumer.session.node not in consumers.machine.down_nodes
-        and consumer.window > consumer.checked_out.messages
+        and consumer.room() > 0
     )
     assert may == is_served == consumer.queued, (consumer.session.id, consumer.number, may)
     assert (consumer.state == WAITING) == any(c is consumer for c in consumers.waiting)
@@ -203,6 +207,28 @@ def _check_levels(machine: QuorumMachine) -> list[Run]:
     return runs
 
 
+def _check_notes(machine: QuorumMachine) -> list[Run]:
+    """Checks that what is avoided adds up and waits for a consumer without credit; its runs."""
+    notes = machine.backlog.notes
+    assert NOTHING not in notes.by_place.values(), "a note says nothing"
+    found = notes.avoided.runs()
+    assert sum(map(COUNT, found)) == notes.avoided.messages
+    assert sum(map(SIZE, found)) == notes.avoided.size
+    consumers = machine.consumers
+    able = {
+        (consumer.session.id, consumer.number)
+        for consumer in consumers.all()
+        if consumer.state < CANCELLED
+        and (not consumers.single_active or consumer is consumers.active)
+    }
+    for run in found:
+        for _, (_, avoiding) in notes.parts(run):
+            assert avoiding, "a message is avoided for nobody"
+            assert not able or able - set(avoiding), "no consumer may get a message"
+            assert consumers.next_without(avoiding) is None, "a consumer may get a message"
+    return found
+
+
 def _check_groups(machine: QuorumMachine) -> None:
     """Each group has one head, which is ready or held, and what is blocked of it is younger."""
     backlog = machine.backlog
@@ -225,7 +251,7 @@ def _check_groups(machine: QuorumMachine) -> None:
         *(run for fifo in backlog.levels.fifos() for run in fifo.runs()),
         *(run for consumer in machine.consumers.all() for _, run in consumer.checked_out.held()),
         *(run for each in machine.reservations.by_name.values() for _, run in each.held.held()),
-        *backlog.waiting.runs(),
+        *backlog.waiting.runs(), *backlog.notes.avoided.runs(),
         *(run for held in machine.operations.held() for _, run in held.held()),
     ]  # fmt: skip
     known = {

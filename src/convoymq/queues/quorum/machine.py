@@ -40,6 +40,8 @@ Versions (ADR 0016):
     4: RENEW, a declaration that renews a queue's lease (ADR 0087).
     5: the settings `frozen`: the queue is being migrated, and stands still; `keeps_all`: it is a
        successor that nobody uses yet, and nothing expires (ADR 0128).
+    6: GRANT, credit of consumers as an absolute limit (ADR 0200); MODIFY, what a consumer says of
+       messages that it gives back (ADR 0201). Clients are told who is the single active consumer.
 The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every node knows
 them (ADR 0086).
 
@@ -61,9 +63,23 @@ from convoymq.kernels.message_attributes import attribute_runs
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.group_machine import GroupMachine
+from convoymq.queues.outcomes import (
+    CMD_GRANT,
+    CMD_MODIFY,
+    FLAG_DRAIN,
+    LIMIT_MAX,
+    unpack_modified,
+)
 from convoymq.queues.quorum import runs, snapshot, tracing, views
 from convoymq.queues.quorum.backlog import AS_RABBITMQ, Backlog
-from convoymq.queues.quorum.consumers import CANCELLED, POLLER, Consumers, QueueSession
+from convoymq.queues.quorum.consumers import (
+    CANCELLED,
+    OUTCOMES_SINCE,
+    POLLER,
+    UP,
+    Consumers,
+    QueueSession,
+)
 from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.queues.quorum.deduplication import Deduplication
 from convoymq.queues.quorum.delayed import BAD_CANCEL, CANCEL_SCHEDULED, Delayed
@@ -83,7 +99,7 @@ from convoymq.queues.quorum.settings import (
 )
 from convoymq.queues.quorum.waiting import Waiting
 from convoymq.queues.reservations import MALFORMED, SINGLE_ACTIVE, Reservations
-from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map
+from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map, first_u64
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_NOTE, EFFECT_TIMER, EFFECT_UNUSED
 
@@ -128,6 +144,7 @@ COMMAND_TYPES = {
     3: supported.command_table(_SINCE_VERSION_2),
     4: supported.command_table(_SINCE_VERSION_2),
     5: supported.command_table(_SINCE_VERSION_2),
+    6: supported.command_table((*_SINCE_VERSION_2, CMD_GRANT, CMD_MODIFY)),
 }
 
 
@@ -136,7 +153,7 @@ class QuorumMachine(GroupMachine):
     settings."""
 
     KIND = "quorum"
-    VERSION = 5
+    VERSION = 6
     OLDEST_VERSION = 1
     SNAPSHOT_FORMAT = snapshot.FORMAT
 
@@ -211,6 +228,8 @@ class QuorumMachine(GroupMachine):
                 backlog.put_front()
             if backlog.timed:
                 deliveries.expire()
+            if backlog.notes.avoided.messages:
+                deliveries.serve_avoided()
             if consumers.priorities and backlog.ready():
                 deliveries.assign()
             if backlog.bounded:
@@ -240,6 +259,8 @@ class QuorumMachine(GroupMachine):
             return
         if self.backlog.timed:
             self.deliveries.expire()
+        if self.backlog.notes.avoided.messages:
+            self.deliveries.serve_avoided()
         if self.consumers.priorities and self.backlog.ready():
             self.deliveries.assign()
         if self.backlog.bounded:
@@ -386,6 +407,15 @@ class QuorumMachine(GroupMachine):
                 spec = decode_map(batch.command_body(data, offset), count)
                 self.consumers.set_window(consumer, int(spec["credit"]))
             self._applied(session)
+        elif kind == CMD_GRANT and self.version >= OUTCOMES_SINCE:
+            self._grant(session, flags, arg, first_u64(data, offset))
+        elif kind == CMD_MODIFY and self.version >= OUTCOMES_SINCE:
+            modified = unpack_modified(data, offset, count)
+            consumer = session.consumers.get(arg)
+            if consumer is not None:
+                self.deliveries.modify(consumer, flags, modified)
+                self.consumers.refresh(consumer)
+            self._applied(session)
         elif kind == CANCEL:
             consumer = session.consumers.get(arg)
             if consumer is not None and consumer.state < CANCELLED:
@@ -404,6 +434,23 @@ class QuorumMachine(GroupMachine):
             self._applied(session)
         else:
             raise UnknownCommand(f"a session's command of type {kind} is not known")
+
+    def _grant(self, session: QueueSession, flags: int, number: int, limit: int) -> None:
+        """GRANT: DELIVERs, then the reply [messages that the consumer has got, ready messages]."""
+        consumer = session.consumers.get(number)
+        if consumer is None or consumer.limit < 0 or consumer.state >= CANCELLED:
+            self._reply(session, APPLIED_OK, [0, 0])
+            return
+        consumers = self.consumers
+        consumers.grant(consumer, min(limit, LIMIT_MAX))
+        if self.backlog.notes.avoided.messages:
+            self.deliveries.serve_avoided()
+        if consumers.priorities and self.backlog.ready():
+            self.deliveries.assign()
+        if flags & FLAG_DRAIN:
+            consumers.grant(consumer, consumer.next_id)
+        ready = self.backlog.stored() if consumer.state == UP else 0
+        self._reply(session, APPLIED_OK, [consumer.next_id, ready])
 
     def _get(self, session: QueueSession, settled: bool) -> None:
         """basic.get: DELIVER to consumer 0, then the reply [message id, ready left] or []."""
@@ -700,6 +747,7 @@ class QuorumMachine(GroupMachine):
             self._redeliver(session, True)
             self._resend_answers(session)
             self._redeliver(session, False)
+            self.consumers.tell_activity(session)
 
     def _redeliver(self, session: QueueSession, pollers: bool) -> None:
         for consumer in session.consumers.values():

@@ -254,7 +254,7 @@ class Operations:
                 tracing.left(rows, words.DROPPED, 0, words.PURGED, 0, 0, run)
             operation.deleted += run[3]
             self._backlog.purged += run[3]
-            if self._backlog.groups.heads:
+            if self._backlog.follows():
                 self._backlog.gone(run)
 
     def _hold(self, operation: Operation, found: Sequence[runs.Run]) -> None:
@@ -318,7 +318,7 @@ class Operations:
             owner = tracing.reservation_session(operation.name)
             for _, run in held.between(start, end, held.run_count()):
                 tracing.left(rows, words.ACKED, words.BY_RESERVATION, 0, owner, 0, run)
-        heads = self._backlog.groups.heads
+        heads = self._backlog.follows()
         left = held.between(start, end, end - start) if heads else ()
         messages, size = held.drop_oldest(end - 1)
         assert messages == end - start, "an operation has a gap"

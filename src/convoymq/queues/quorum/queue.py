@@ -10,12 +10,13 @@ here, their bodies from its log, or else from the leader in link frames:
 | DELIVER | session | consumer | from message id  | count 0, final: that was all that was asked;   |
 |         |         |          |                  | body: – or `end`, `next`, each u64             |
 | APPLIED | 0       | entry    | 4                | 1: publishers are refused, 0: they are not     |
+| APPLIED | session | consumer | 5                | 1: it is the single active one, 0: it is not   |
 
 Bits of d: count 63..32, final 31, failed 30..16, acquired 15..0 (counts saturate). Messages are
-one ENQUEUE command; if `final` (from the state, not from the log) followed by `since`, u64: between
-`since` and the first message id nothing is checked out. Each frame says so for itself, as those
-before it may not have arrived, or may have been dropped by a paused client. `end` and `next`: who
-has everything below `end` holds nothing else below `next`.
+one ENQUEUE command, and behind it are their annotations; if `final` (from the state, not from the
+log) followed by `since`, u64: between `since` and the first message id nothing is checked out. Each
+frame says so for itself, as those before it may not have arrived, or may have been dropped by a
+paused client. `end` and `next`: who has everything below `end` holds nothing else below `next`.
 
 A leader sends for a node as long as the host does not call that node's replica live; when it starts
 to, it sends everything that is checked out there (`machine.resend`), because it cannot know what
@@ -58,6 +59,7 @@ from convoymq.queues.interface import (
 )
 from convoymq.queues.quorum.browsing import Page, Question, page, record_at
 from convoymq.queues.quorum.client import QuorumClient
+from convoymq.queues.quorum.consumers import OUTCOMES_SINCE
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover
 from convoymq.queues.quorum.delayed import CANCEL_SCHEDULED
 from convoymq.queues.quorum.machine import (
@@ -90,6 +92,7 @@ from convoymq.queues.reservation_reads import (
     serve,
 )
 from convoymq.replication.machine import (
+    EFFECT_ACTIVITY,
     EFFECT_DEAD_LETTERS,
     EFFECT_DEDUPLICATED,
     EFFECT_DELIVER,
@@ -105,6 +108,7 @@ if TYPE_CHECKING:
 
 FINAL = 1 << 31
 STATUS_REFUSING = 4
+STATUS_ACTIVITY = 5
 ANSWER_BYTES_SOFT = 4 << 20
 """A leader that is asked for deliveries sends about this much at a time."""
 FROZEN_VERSION = 5
@@ -136,6 +140,7 @@ class QuorumQueue(GroupQueue):
         drops_repeats=True,
         consumer_arguments=frozenset((PRIORITY_ARGUMENT, TIMEOUT_ARGUMENT)),
         times_consumers=True,
+        modifies=True,
     )
 
     def __init__(
@@ -190,14 +195,14 @@ class QuorumQueue(GroupQueue):
         """Effects are all that is checked out from message id `since` on. False when one cannot be
         read here: what follows it would tell the client that it is not checked out any more."""
         for effect in effects:
-            _, _, consumer, first_id, index, command, first, count, acquired_count, failed = effect
+            _, _, consumer, first_id, index, command, first, count, acquired_count, *rest = effect
             if consumer and client.is_paused(consumer):
                 break
             block = self._read(index)
             if block is None:
                 return False
             client.on_deliver(
-                Delivery(consumer, first_id, block, command, first, count, acquired_count, failed),
+                Delivery(consumer, first_id, block, command, first, count, acquired_count, *rest),
                 since,
             )
             since = first_id + count
@@ -271,6 +276,14 @@ class QuorumQueue(GroupQueue):
     def serves_groups(self) -> bool:
         """See `Queue`: as far as attributes. Before that the order would be lost in silence."""
         return self.serves_attributes
+
+    @property
+    def serves_outcomes(self) -> bool:
+        """Returns whether consumers may have credit, and modify what they give back."""
+        replica = self._host.replica(self.group)
+        if replica is None or replica.is_behind:
+            return self._host.floor_of(QuorumMachine.KIND) >= OUTCOMES_SINCE
+        return bool(replica.machine.version >= OUTCOMES_SINCE)
 
     def _on_own_effect(self, effect: Effect, replica: Replica) -> None:
         machine: QuorumMachine = replica.machine
@@ -353,10 +366,16 @@ class QuorumQueue(GroupQueue):
         index = effect[4]
         block = self._block if index == self._block_index else self._read(index)
         if block is not None:
-            _, _, consumer, first_id, _, command, first, count, acquired_count, failed = effect
+            _, _, consumer, first_id, _, command, first, count, acquired_count, failed, *said = (
+                effect
+            )
             self.delivered_local += count
             # As `Delivery(…)`, at half the price.
-            made = (consumer, first_id, block, command, first, count, acquired_count, failed, b"")
+            annotations = said[0] if said else b""
+            made = (
+                consumer, first_id, block, command, first, count, acquired_count, failed,
+                annotations,
+            )  # fmt: skip
             client.on_deliver(tuple.__new__(Delivery, made), -1)
 
     def on_link_frame(
@@ -367,6 +386,11 @@ class QuorumQueue(GroupQueue):
             replica = self._host.replica(self.group)
             if replica is None or replica.is_behind:
                 self._refuse(d != 0, b)
+            return
+        if type == link_frames.FRAME_APPLIED and c == STATUS_ACTIVITY:
+            found = self._clients.get(a)
+            if found is not None:
+                found.on_activity(b, d != 0)
             return
         if type == link_frames.FRAME_APPLIED:
             super().on_link_frame(node, type, group, a, b, c, d, body)
@@ -385,8 +409,10 @@ class QuorumQueue(GroupQueue):
             client.on_asked(b, c)
             return
         failed = (d >> 16) & 0x7FFF
-        since = int.from_bytes(body[-8:], "little") if d & FINAL else -1
-        client.on_deliver(Delivery(b, c, body, 0, 0, count, d & 0xFFFF, failed), since)
+        end = len(body) - 8 if d & FINAL else len(body)
+        since = int.from_bytes(body[end:], "little") if d & FINAL else -1
+        said = body[int.from_bytes(body[:4], "little") : end]
+        client.on_deliver(Delivery(b, c, body, 0, 0, count, d & 0xFFFF, failed, said), since)
 
     # --- for others ----------------------------------------------------------------------
 
@@ -437,19 +463,25 @@ class QuorumQueue(GroupQueue):
     def _forward(self, node: int, effect: Effect, since: int = -1) -> int:
         """Sends one effect to a session's node; returns the bytes of its messages. `since`: of a
         DELIVER that comes from the state."""
+        if effect[0] == EFFECT_ACTIVITY:
+            _, session, consumer, active = effect
+            said = (session, consumer, STATUS_ACTIVITY, int(active))
+            frame = link_frames.frame(link_frames.FRAME_APPLIED, 0, self.group, *said)
+            self._transport.send(node, frame)
+            return 0
         if effect[0] != EFFECT_DELIVER:
             return super()._forward(node, effect)
         if self._held_back.add(node, (effect, since)):
             return 0
         _, session, consumer, first_id, index, command, first, count, acquired_count, failed = (
-            effect
+            effect[:10]
         )
         block = self._read(index)
         if block is None:
             return 0
         self.delivered_forwarded += count
         body = batch.slice_records(block, command, first, count)
-        tail = b"" if since < 0 else since.to_bytes(8, "little")
+        tail = b"".join(effect[10:]) + (b"" if since < 0 else since.to_bytes(8, "little"))
         d = count << 32 | min(failed, 0x7FFF) << 16 | min(acquired_count, 0xFFFF)
         head = link_frames.frame(
             link_frames.FRAME_DELIVER,
@@ -458,7 +490,7 @@ class QuorumQueue(GroupQueue):
             session,
             consumer,
             first_id,
-            d | FINAL if tail else d,
+            d if since < 0 else d | FINAL,
             body_length=len(body) + len(tail),
         )
         self._transport.send(node, head, (body, tail) if tail else (body,))

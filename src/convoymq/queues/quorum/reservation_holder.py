@@ -79,7 +79,7 @@ class ReservationHolder:
     def reservation_settle(self, reservation: Reservation, first: int, last: int) -> None:
         """See `reservations.Holder`."""
         self._trace_held(reservation, first, last)
-        heads = self._backlog.groups.heads
+        heads = self._backlog.follows()
         left = reservation.held.between(first, last + 1, last + 1 - first) if heads else ()
         messages, size = reservation.held.drop_oldest(last)
         assert messages == last - first + 1, "a reservation has a gap"

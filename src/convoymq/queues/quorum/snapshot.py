@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.queues.quorum.consumers import (
     CANCELLED,
+    OUTCOMES_SINCE,
     QUIESCING,
     UP,
     Consumer,
@@ -75,6 +76,8 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         if backlog.waiting.messages:
             packed["delayed"] = backlog.waiting.pack()
         packed["operations"] = machine.operations.pack()
+    if machine.version >= OUTCOMES_SINCE:
+        packed["notes"] = backlog.notes.pack()
     return packed
 
 
@@ -138,6 +141,8 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
         if "delayed" in known:
             backlog.waiting.unpack(known["delayed"])
         machine.operations.unpack(known["operations"])
+    if "notes" in known:
+        backlog.notes.unpack(known["notes"])
 
 
 def _take_in(consumers: Consumers, consumer: Consumer) -> None:

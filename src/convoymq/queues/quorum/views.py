@@ -26,7 +26,10 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
         "ready_bytes": backlog.stored_bytes(),
         "unacked_bytes": backlog.unacked_bytes,
         "returned_ready": (
-            backlog.returned.messages + backlog.requeued.messages + backlog.levels.restored.again
+            backlog.returned.messages
+            + backlog.requeued.messages
+            + backlog.levels.restored.again
+            + backlog.notes.avoided.messages
         ),
         "consumers": machine.consumers.count,
         "published": backlog.published,

@@ -21,6 +21,7 @@ and at its end.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,8 @@ STORE_MESSAGES = 10_000
 STORE_MS = 5_000
 #: Window of a consumer whose limits were all taken away by basic.qos.
 WINDOW_UNLIMITED = 2_000
+#: Window of a consumer with credit: bounds what it may ask for.
+WINDOW_CREDITED = 32_768
 #: What one consumer gets in one go; then others have their turn.
 TURN_BYTES = 1 << 20
 #: What a node without a replica asks for at a time, and how long a member waits for it to come.
@@ -75,8 +78,8 @@ class Reader:
     """One consumer."""
 
     __slots__ = (
-        "acked", "chunks", "deadline_ms", "low", "name", "number", "offset", "paused", "pulling",
-        "state", "stored", "stored_ms", "unacked", "window",
+        "acked", "chunks", "deadline_ms", "drains", "given", "limit", "low", "name", "number",
+        "offset", "paused", "pulling", "state", "stored", "stored_ms", "unacked", "window",
     )  # fmt: skip
 
     def __init__(self, number: int, window: int, name: str) -> None:
@@ -89,6 +92,11 @@ class Reader:
         self.offset = 0
         self.chunks: ChunkReader | None = None
         self.unacked = 0
+        #: Messages that it was given, and may be given in all; -1: its window alone says.
+        self.given = 0
+        self.limit = -1
+        #: Calls of `grant` without an answer: whether each drains.
+        self.drains: deque[bool] = deque()
         self.paused = False
         #: A turn is due, or a member was asked.
         self.pulling = False
@@ -148,7 +156,9 @@ class StreamClient(SessionClient):
         name = str((spec.arguments or {}).get(NAME_ARGUMENT) or "")
         start = parse_start(spec.stream_offset, self.queue.clock.now_ms())
         assert isinstance(start, StartAt)
-        reader = Reader(spec.number, spec.prefetch, name)
+        reader = Reader(spec.number, WINDOW_CREDITED if spec.credited else spec.prefetch, name)
+        if spec.credited:
+            reader.limit = 0
         queue = self.queue
         reader.deadline_ms = queue.clock.monotonic_ms() + queue.limits.operation_timeout_ms
         self._readers[spec.number] = reader
@@ -164,7 +174,7 @@ class StreamClient(SessionClient):
 
     def _refuse(self, spec: ConsumerSpec) -> BrokerError | None:
         subject = self.queue.subject
-        if spec.prefetch <= 0:
+        if spec.prefetch <= 0 and not spec.credited:
             return consumer_without_prefetch(subject)
         if spec.no_ack:
             return no_ack_from_stream(subject)
@@ -284,6 +294,28 @@ class StreamClient(SessionClient):
             reader.window = credit if credit > 0 else WINDOW_UNLIMITED
             self._serve(reader)
 
+    def grant(self, consumer: int, limit: int, *, drain: bool = False) -> None:
+        """See `QueueClient`."""
+        reader = self._readers.get(consumer)
+        if reader is None or reader.state == ENDING:
+            return
+        reader.limit = limit
+        reader.drains.append(drain)
+        self._serve(reader)
+
+    def _answer_grants(self, reader: Reader) -> None:
+        """Answers calls of `grant`. A drain waits until there is no more, or no credit is left."""
+        if self.closed or reader.state != RUNNING or reader.pulling:
+            return
+        machine = self.queue.machine_for(reader.offset)
+        ready = 0 if machine is None else max(0, machine.next - reader.offset)
+        while reader.drains:
+            if reader.drains[0] and (ready or machine is None) and self._wants(reader) > 0:
+                return
+            if reader.drains.popleft():
+                reader.limit = reader.given
+            self._events.on_credit(self, reader.number, reader.given, ready)
+
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges: room in the window."""
         self._release(consumer, ranges, done=True)
@@ -364,12 +396,17 @@ class StreamClient(SessionClient):
         """Returns how many messages a consumer may get now."""
         if self.closed or reader.state != RUNNING or reader.paused:
             return 0
-        return reader.window - reader.unacked
+        room = reader.window - reader.unacked
+        return room if reader.limit < 0 else min(room, reader.limit - reader.given)
 
     def _serve(self, reader: Reader) -> None:
-        """Hands over what the window allows, a turn at a time."""
-        if reader.pulling or self._wants(reader) <= 0:
-            return
+        """Hands over what the window and credit allow, a turn at a time, and answers grants."""
+        if not reader.pulling and self._wants(reader) > 0:
+            self._serve_turn(reader)
+        if reader.drains:
+            self._answer_grants(reader)
+
+    def _serve_turn(self, reader: Reader) -> None:
         machine = self.queue.machine_for(reader.offset)
         if machine is None:
             reader.chunks = None
@@ -409,6 +446,7 @@ class StreamClient(SessionClient):
     ) -> None:
         reader.offset = offset + count
         reader.unacked += count
+        reader.given += count
         self.queue.delivered_local += count
         self._events.on_deliver(
             self, Delivery(reader.number, offset, block, command, first, count, 0, 0)
@@ -437,7 +475,7 @@ class StreamClient(SessionClient):
             None,
             self._wants(reader),
             PULL_BYTES,
-            PULL_WAIT_MS,
+            0 if True in reader.drains else PULL_WAIT_MS,
             lambda chunks, error: self._pulled(reader, chunks, error),
         )
 
@@ -457,7 +495,16 @@ class StreamClient(SessionClient):
                     break
                 # What was asked for comes, even if the channel has become slow meanwhile.
                 self._hand_over(reader, run.offset, run.block, run.command, run.first, run.messages)
+            if True in reader.drains and not chunks.runs:
+                self._drained(reader)
         self._serve(reader)
+
+    def _drained(self, reader: Reader) -> None:
+        """A member had nothing more."""
+        while reader.drains:
+            if reader.drains.popleft():
+                reader.limit = reader.given
+            self._events.on_credit(self, reader.number, reader.given, 0)
 
     # --- offsets -------------------------------------------------------------------------
 

@@ -30,7 +30,13 @@ class QueueChannel(Channel):
         return traits
 
     def _receive(
-        self, consumer: int, message_id: int, identity: bytes, acquired: int, delivered: int
+        self,
+        consumer: int,
+        message_id: int,
+        identity: bytes,
+        acquired: int,
+        delivered: int,
+        said: bytes | None = None,
     ) -> None:
         receiver = (self.client.session, consumer, message_id)
         self._book.on_received(receiver, identity, acquired)

@@ -211,5 +211,10 @@ class QueueLoad(PlannedLoad):
     def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
         """Leaves out what only quorum queues have."""
         return replace(
-            clients, late_chance=0.0, lose_chance=0.0, delay_chance=0.0, repeat_chance=0.0
+            clients,
+            late_chance=0.0,
+            lose_chance=0.0,
+            delay_chance=0.0,
+            repeat_chance=0.0,
+            outcome_chance=0.0,
         )

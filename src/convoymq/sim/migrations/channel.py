@@ -103,7 +103,13 @@ class MigratedChannel(Channel):
         """Message ids are left out of what the consumer does not hold any more."""
 
     def _receive(
-        self, consumer: int, message_id: int, identity: bytes, acquired: int, delivered: int
+        self,
+        consumer: int,
+        message_id: int,
+        identity: bytes,
+        acquired: int,
+        delivered: int,
+        said: bytes | None = None,
     ) -> None:
         self._names[consumer, message_id] = identity
         disturbances = self._workload.channels_disturbed

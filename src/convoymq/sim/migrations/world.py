@@ -276,6 +276,7 @@ class MigrationLoad(PlannedLoad):
         return replace(
             clients,
             late_chance=0.0,
+            outcome_chance=0.0,
             lose_chance=0.0,
             delay_chance=0.0,
             repeat_chance=0.0,

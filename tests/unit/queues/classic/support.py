@@ -95,6 +95,12 @@ class Channel:
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
         self.heard.append(("subscribed", consumer, error and str(error)))
 
+    def on_credit(self, client: QueueClient, consumer: int, granted: int, ready: int) -> None:
+        self.heard.append(("credit", consumer, granted, ready))
+
+    def on_activity(self, client: QueueClient, consumer: int, active: bool) -> None:
+        self.heard.append(("activity", consumer, active))
+
     def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
         self.heard.append(("cancel-ok", consumer))
 

@@ -429,3 +429,24 @@ def test_a_message_that_was_got(cluster: Cluster, stops: bool) -> None:
     channel.client.settle(0, [2, 2])
     cluster.settle()
     assert rest(cluster) == [(b"c", 1)]
+
+
+@ENDS
+def test_credit_goes_on_with_a_new_master(cluster: Cluster, stops: bool) -> None:
+    """What was granted counts from the start; a grant without an answer is answered once."""
+    cluster.declare()
+    publish(cluster, *[b"%d" % n for n in range(9)])
+    channel = consumer(cluster, 3, credited=True)
+    channel.client.grant(1, 4)
+    cluster.settle()
+    assert len(channel.got) == 4
+    channel.client.grant(1, 5)
+    cluster.fail(stops=stops)
+    cluster.settle()
+    assert len(channel.got) == 5, "one more than the former master has given"
+    answers = [each for each in channel.heard if each[0] == "credit"]
+    assert [each[2] for each in answers] == [4, 5]
+    channel.client.grant(1, 20, drain=True)
+    cluster.settle()
+    answers = [each for each in channel.heard if each[0] == "credit"]
+    assert answers[2:] == [("credit", 1, len(channel.got), 0)]

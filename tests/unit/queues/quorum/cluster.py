@@ -77,6 +77,8 @@ class Events:
         self.refused: list[int] = []
         #: (consumer, message id, body) in order
         self.messages: list[tuple[int, int, bytes]] = []
+        #: Annotations of each.
+        self.said: list[bytes] = []
         self.flow: list[bool] = []
 
     def on_published(self, client: Any, tags: Any, outcome: PublishOutcome) -> None:
@@ -84,14 +86,21 @@ class Events:
         (self.confirmed if outcome else self.refused).extend(spread)
 
     def on_deliver(self, client: Any, delivery: Delivery) -> None:
-        consumer, first_id, block, command, first, count, acquired, failed, _ = delivery
+        consumer, first_id, block, command, first, count, acquired, failed, said = delivery
         for k in range(count):
             body = batch.record(block, command, first + k)
             self.messages.append((consumer, first_id + k, body))
+            self.said.append(said)
             self.heard.append(("message", body, acquired, failed))
 
     def on_subscribed(self, client: Any, consumer: int, error: Exception | None) -> None:
         self.heard.append(("subscribed", consumer, error))
+
+    def on_credit(self, client: Any, consumer: int, granted: int, ready: int) -> None:
+        self.heard.append(("credit", consumer, granted, ready))
+
+    def on_activity(self, client: Any, consumer: int, active: bool) -> None:
+        self.heard.append(("activity", consumer, active))
 
     def on_cancel_ok(self, client: Any, consumer: int) -> None:
         self.heard.append(("cancel-ok", consumer))

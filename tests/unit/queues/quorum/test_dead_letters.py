@@ -52,7 +52,7 @@ def letters(of: Queue) -> list[tuple[int, str]]:
     """(number, reason) of all that is kept."""
     return [
         (first + i, reason)
-        for first, _, _, _, count, reason in of.machine.dead_letters.letters(0, 1000)
+        for first, _, _, _, count, reason, _ in of.machine.dead_letters.letters(0, 1000)
         for i in range(count)
     ]
 
@@ -250,8 +250,8 @@ def test_the_fifo_is_a_list_of_what_left(steps: list[Any]) -> None:
             next_id += 1
         found = {
             first + i: ((entry, command, record + i), reason)
-            for first, entry, command, record, count, reason in made.machine.dead_letters.letters(
-                0, 10_000
+            for first, entry, command, record, count, reason, _ in (
+                made.machine.dead_letters.letters(0, 10_000)
             )
             for i in range(count)
         }
