@@ -121,6 +121,10 @@ class KeyLog:
                 raise
         return True
 
+    def lasting_targets(self) -> list[str]:
+        """Returns the targets that are listed, or were not long ago."""
+        return [name for name in self.targets if name in self._holders]
+
     def complete(self, targets: Iterable[str]) -> None:
         """All brokers were asked, and these have messages of this one. Raises StorageFault."""
         self.targets.update(dict.fromkeys(targets))

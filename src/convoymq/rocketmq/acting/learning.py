@@ -123,11 +123,14 @@ class KeyLearner:
         awaited = self._replicas - 1 - (own.id != MASTER_ID)
         if not self._keys.is_complete or len(lists) < awaited:
             return None, known
-        targets = set(self._keys.targets)
+        targets = set(self._keys.lasting_targets())
         for each in lists:
             if each is None:
                 return None, known
             targets.update(each)
+        if unlisted := sorted(targets - self._keys.holders().keys()):
+            # The slave remembers it: all of them, and name servers, may have just restarted.
+            raise Unavailable(f"{unlisted} may have messages of {own.name}, and are not listed")
         return targets, known
 
     async def _ask_slave(self, address: str, generation: int) -> EscapeKeys | None:
@@ -181,7 +184,7 @@ class KeyLearner:
         # Before the answer: the promise holds after a crash.
         keys.persist()
         is_own = name == self._parts.role.name
-        targets = list(keys.targets) if is_own and keys.is_complete else None
+        targets = keys.lasting_targets() if is_own and keys.is_complete else None
         return command.answer(body=json.dumps(EscapeKeys(keys.of(name), generation, targets)))
 
 
