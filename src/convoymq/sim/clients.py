@@ -507,7 +507,9 @@ class Channel(ClientEvents):
         limit, drain = credit.asked.popleft()
         got = self._last_id.get(consumer, -1) + 1
         if granted > got:
-            raise InvariantBroken(f"{self.name}: {consumer} hears of {granted} messages, has {got}")
+            # What did not come was taken back.
+            self._deliveries.on_skipped(self.client.session, consumer, got, granted - 1)
+            self._last_id[consumer] = granted - 1
         if drain:
             credit.limit = granted
         else:
