@@ -68,7 +68,10 @@ COMPUTING = ("tests/sim/", "tests/unit/")
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest units come first, so that all processes end at about the same time. Then those
-    that compute lie evenly between those that wait, so that there is always something to do."""
+    that compute lie evenly between those that wait, so that there is always something to do.
+    A name with an address in it differs between processes, which then collect other tests."""
+    if unsteady := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"an address in the name of a test: {unsteady[0]}")
     if not hasattr(config, "workerinput"):
         return
     units: dict[str, list[pytest.Item]] = {}

@@ -176,7 +176,7 @@ def test_items_without_bytes_are_counted() -> None:
         *(UByte(256), UByte(-1), UShort(65536), UInt(-1), UInt(2**32), ULong(2**64), ULong(-1)),
         *(Byte(128), Short(32768), Int(2**31), Long(2**63), 2**63, Timestamp(2**63)),
         *(Char(""), Char("ab"), Char("\ud800"), "\ud800", Symbol("é"), Decimal32(b"123")),
-        *(object(), {1, 2}, Described(1, object()), Array(object, ()), Array(UByte, (UInt(1),))),
+        *(..., {1, 2}, Described(1, ...), Array(object, ()), Array(UByte, (UInt(1),))),
     ],
     ids=repr,
 )
