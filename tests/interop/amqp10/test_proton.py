@@ -16,7 +16,7 @@ from tests.interop.failover import declare_on_leader, leader_killed
 from tests.interop.helpers import api, eventually
 from tests.patience import PATIENCE_S
 
-proton = pytest.importorskip("proton", reason="python-qpid-proton has no wheel for Linux")
+proton = pytest.importorskip("proton", reason="Qpid Proton is not there: make test-amqp10")
 from proton.utils import (  # noqa: E402
     BlockingConnection,
     LinkDetached,

@@ -12,7 +12,7 @@ from tests.interop.amqp10.support import GIVES_CREDIT
 from tests.interop.conftest import Names
 
 rabbitmq = pytest.importorskip(
-    "rabbitmq_amqp_python_client", reason="it needs Qpid Proton, which has no wheel for Linux"
+    "rabbitmq_amqp_python_client", reason="Qpid Proton is not there: make test-amqp10"
 )
 COUNT = 50
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.edges.amqp10.fakes import Client, FakeBroker
 
-proton = pytest.importorskip("proton", reason="python-qpid-proton has no wheel for Linux")
+proton = pytest.importorskip("proton", reason="Qpid Proton is not there: make test-amqp10")
 
 
 class Peer:

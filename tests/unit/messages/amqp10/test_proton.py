@@ -11,7 +11,7 @@ from convoymq.messages.amqp10.message import split, stored_of, transfer_of
 from convoymq.messages.encodings import AMQP_10
 from convoymq.messages.record import as_amqp091, content_of
 
-proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+proton = pytest.importorskip("proton", reason="Qpid Proton is not there: make test-amqp10")
 
 
 def values() -> dict[str, Any]:
