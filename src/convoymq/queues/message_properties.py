@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from convoymq.kernels.content import RECORD_ASKS, RECORD_GROUPED, RECORD_WAITS
 from convoymq.messages.attributes import (
     DELAYS,
     GROUP_ID,
@@ -49,6 +50,16 @@ def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
         if not served:
             subject = queue_subject(queue.vhost, queue.name)
             raise unserved_property(asked, subject, queue.type, early=queue.is_early)
+
+
+def short_way_of(queue: Queue) -> int:
+    """Returns which messages that ask for something the queue serves, as `PublishTarget.serves` has
+    it: for good, since a machine's version never falls."""
+    return (
+        (RECORD_ASKS if queue.serves_attributes else 0)
+        | (RECORD_WAITS if queue.serves_delays else 0)
+        | (RECORD_GROUPED if queue.serves_groups else 0)
+    )
 
 
 def check_waits_nowhere(asked: str | None) -> None:

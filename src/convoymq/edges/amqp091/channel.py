@@ -43,7 +43,6 @@ from convoymq.edges.permissions import Permissions
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget, record
 from convoymq.kernels.channel_codec import CHANNEL_CLOSING, ChannelCodec, ConsumerDeliveries
-from convoymq.kernels.content import RECORD_ASKS, RECORD_GROUPED, RECORD_WAITS
 from convoymq.kernels.route_cache import RouteCount
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
@@ -57,7 +56,7 @@ from convoymq.queues.interface import (
     QueueClient,
 )
 from convoymq.queues.message_checks import REPLY_PREFIX, CheckedMessage, check_message
-from convoymq.queues.message_properties import check_waits_nowhere
+from convoymq.queues.message_properties import check_waits_nowhere, short_way_of
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp091.connection import Connection
@@ -334,12 +333,7 @@ class Channel(ClientEvents):
                 return None
             targets = tuple(self.client_of(queue).target for queue in route.queues)
             for queue, target in zip(route.queues, targets, strict=True):
-                # For good: a machine's version never falls.
-                target.serves = RECORD_ASKS if queue.serves_attributes else 0
-                if queue.serves_delays:
-                    target.serves |= RECORD_WAITS
-                if queue.serves_groups:
-                    target.serves |= RECORD_GROUPED
+                target.serves = short_way_of(queue)
             self.codec.every_key = every_key
             self.codec.route_count = self._route_count(exchange, route.queues)
             return targets

@@ -32,6 +32,7 @@ from convoymq.edges.amqp10.performatives import (
     SaslInit,
     read,
 )
+from convoymq.edges.amqp10.serial import WINDOW_MAX
 from convoymq.edges.amqp10.session import Session
 from convoymq.edges.amqp10.states import ENDING, MOVES, SessionState, State
 from convoymq.edges.connections import ClientConnection
@@ -247,11 +248,20 @@ class Connection(ClientConnection):
                 return False
             take_header(self, header)
             return True
+        if self.state is State.OPEN and self._take_plain():
+            return True
         found = self._reader.frame()
         if found is None:
             return False
         self._on_frame(found)
         return True
+
+    def _take_plain(self) -> bool:
+        """Works through transfers to one link that need no closer look. Returns whether there were
+        any."""
+        found = self._reader.transfer()
+        session = self.sessions_open.get(found >> 32) if found >= 0 else None
+        return session is not None and session.take_plain(found & WINDOW_MAX, self._reader)
 
     def _on_frame(self, found: Frame) -> None:
         wanted = SASL if self.state is State.SASL else AMQP

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from convoymq.kernels.amqp10_frames import next_transfer, publish_plain
+from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import FrameFault
 
 AMQP, SASL = 0, 1
@@ -71,6 +73,31 @@ class FrameReader:
             raise FrameFault(f"data offset ({offset * 4} bytes) > frame size ({size} bytes)")
         data = self.take(size)
         return None if data is None else Frame(kind, channel, data[offset * 4 :])
+
+    def transfer(self) -> int:
+        """Returns channel << 32 | handle of a transfer that comes next; -1: something else does."""
+        return next_transfer(self._data, self._at)
+
+    def publish_plain(
+        self,
+        place: tuple[int, int, int],
+        most: tuple[int, int, int],
+        names: bytes,
+        target: PublishTarget,
+        tag: int,
+    ) -> tuple[int, int, bool]:
+        """Takes messages that need no closer look into a queue's batch.
+
+        Args:
+            place: channel, handle and snd-settle-mode of the link.
+            most: messages, messages when they are settled, bytes of a message.
+        Returns:
+            How many, the first delivery id, whether they are settled.
+        """
+        self._at, count, first, settled = publish_plain(
+            self._data, self._at, self.frame_max, *place, *most, names, target, tag
+        )
+        return count, first, settled
 
     @property
     def waiting(self) -> int:

@@ -1,13 +1,18 @@
 """Links of publishers: messages of several transfers, routes, outcomes, credit.
 
+Most messages are one transfer to one queue, and ask for nothing: runs of them go from the input
+straight into the queue's batch (`take_plain`, `kernels.amqp10_frames`), by the same rules.
+
 A link has credit for `link_credit` messages, less those that no queue has confirmed yet: a queue
 that is behind holds up its own publishers.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.broker.firehose import Origin
 from convoymq.edges.amqp10.addresses import Destination, target_of
@@ -27,6 +32,7 @@ from convoymq.edges.amqp10.errors import (
     link_fault,
     session_fault,
 )
+from convoymq.edges.amqp10.frames import FrameReader
 from convoymq.edges.amqp10.link import Link
 from convoymq.edges.amqp10.performatives import (
     Accepted,
@@ -49,12 +55,15 @@ from convoymq.messages.record import as_amqp091, content_of, names_of
 from convoymq.model.errors import BrokerError, Misuse, NotFound, PeerError, PreconditionFailed
 from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.queues.message_checks import IMPERSONATOR, CheckedMessage, check_message
+from convoymq.queues.message_properties import short_way_of
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
 
 UNSETTLED, SETTLED = 0, 1
 """Of snd-settle-mode; 2 is mixed."""
+_NEVER = -1
+"""No route cache version."""
 
 
 class Receiver(Link):
@@ -73,6 +82,8 @@ class Receiver(Link):
         self.unconfirmed = 0
         self.clients: set[QueueClient] = set()
         """Streams into the queues that the last message went to."""
+        self._way: _Way | None = None
+        self._way_version = _NEVER
         self._attach = attach
         self._delivery: Transfer | None = None
         """First transfer of the delivery that is under way."""
@@ -102,14 +113,17 @@ class Receiver(Link):
 
     def renew_credit(self) -> None:
         """Grants more credit, unless the client has enough, or messages wait for queues."""
-        session, most = self.session, self.session.settings.link_credit
-        credit = most - self.unconfirmed
-        if self.state is not LinkState.ATTACHED or (credit - self.credit) * 2 < most:
+        session, used = self.session, self._used()
+        if self.state is not LinkState.ATTACHED or used * 2 < session.settings.link_credit:
             return
         if session.is_alarmed or not self.clients.isdisjoint(session.flowing):
             return
-        self.credit = credit
+        self.credit += used
         self.send_credit()
+
+    def _used(self) -> int:
+        """Returns how much credit could be granted."""
+        return self.session.settings.link_credit - self.unconfirmed - self.credit
 
     def send_credit(self) -> None:
         """Tells the client its credit."""
@@ -150,6 +164,71 @@ class Receiver(Link):
             self._reset()
             self._publish(first, message)
             self.renew_credit()
+
+    def take_plain(self, reader: FrameReader, most: int) -> int:
+        """Publishes messages from the input that need no closer look, up to the next flow of ours.
+        Returns how many."""
+        session = self.session
+        most = min(most, self.credit)
+        if self.state is not LinkState.ATTACHED or self._delivery is not None or most <= 0:
+            return 0
+        way = self._plain_way()
+        if way is None:
+            return 0
+        # Settled ones use credit up, of which more is granted when half of it is gone.
+        half, used = (session.settings.link_credit + 1) // 2, self._used()
+        count = session.publishes.publish_plain(
+            self, reader, way, (most, min(most, max(1, half - used)))
+        )
+        self.credit -= count
+        self.delivery_count = following(self.delivery_count, count)
+        if count:
+            self.clients = {way.client}
+            exchange, connection = way.exchange, session.connection
+            connection.counters.published += count
+            session.broker.publishing.count(connection.vhost, exchange, (way.queue,), count)
+        return count
+
+    def _plain_way(self) -> _Way | None:
+        """Returns where the link's messages go that say nothing of it; None: each is to be looked
+        at."""
+        session, destination = self.session, self.destination
+        broker, vhost = session.broker, session.connection.vhost
+        if (
+            destination is None
+            or vhost in broker.firehose.vhosts
+            or not broker.publishing.serves_encodings
+        ):
+            return None
+        version, way = broker.route_versions.of(vhost).value, self._way
+        if self._way_version != version or (
+            way is not None and session.clients.get(way.queue) is not way.client
+        ):
+            self._way_version = version
+            way = self._way = self._find_way(destination)
+        return None if way is None or way.queue.refuses_publishes else way
+
+    def _find_way(self, destination: Destination) -> _Way | None:
+        exchange, key = destination.exchange, destination.routing_key
+        session = self.session
+        try:
+            check_publish(session, exchange, key)
+            route = session.broker.publishing.route(
+                session.connection.vhost, exchange, (key,), None
+            )
+        except BrokerError:
+            route = None
+        if route is None or not route.queues:
+            # That may change while the version stays.
+            self._way_version = _NEVER
+            return None
+        if not route.cacheable or len(route.queues) != 1:
+            return None
+        client = session.client_of(route.queues[0])
+        if client.target.spreads:
+            return None
+        client.target.serves = short_way_of(route.queues[0])
+        return _Way(exchange, route.queues[0], client, names_of(exchange, key))
 
     def _begin(self, transfer: Transfer) -> Transfer:
         if self.credit <= 0:
@@ -257,17 +336,29 @@ def check_publish(session: Session, exchange: str, routing_key: str | None) -> N
         session.broker.publishing.check_exchange(session.connection.vhost, exchange)
 
 
+class _Way(NamedTuple):
+    """Queue that messages of a link go to until the route cache version moves."""
+
+    exchange: str
+    queue: Queue
+    client: QueueClient
+    names: bytes
+    """Begin of their records."""
+
+
+@dataclass(slots=True)
 class _Unconfirmed:
-    """A message whose outcome some queues have not told."""
+    """Messages with succeeding tags and delivery ids, whose outcome some queues have not told."""
 
-    __slots__ = ("accepted", "delivery_id", "link", "refused", "waiting")
-
-    def __init__(self, link: Receiver, delivery_id: int, waiting: int) -> None:
-        self.link = link
-        self.delivery_id = delivery_id
-        self.waiting = waiting
-        self.accepted = False
-        self.refused: Rejected | None = None
+    link: Receiver
+    first: int
+    """Of the tags that queues know them by."""
+    last: int
+    delivery_id: int
+    """Of the first one."""
+    waiting: int
+    accepted: bool = False
+    refused: Rejected | None = None
 
 
 class Publishes:
@@ -276,9 +367,12 @@ class Publishes:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._last_tag = 0
-        self._unconfirmed: dict[int, _Unconfirmed] = {}
-        """By the tag that queues know them by."""
-        self._outcomes: list[tuple[int, Composite]] = []
+        self._unconfirmed: list[_Unconfirmed] = []
+        """By their tags."""
+        self._held: list[tuple[str, Sequence[int], PublishOutcome]] | None = None
+        """Outcomes told while messages are published that are not noted yet."""
+        self._outcomes: list[tuple[int, int, Composite]] = []
+        """First and last delivery id."""
 
     def publish(
         self,
@@ -317,9 +411,7 @@ class Publishes:
         link.clients = set(clients)
         tag = 0
         if not first.settled:
-            self._last_tag = tag = self._last_tag + 1
-            self._unconfirmed[tag] = _Unconfirmed(link, first.delivery_id, len(route.queues))
-            link.unconfirmed += 1
+            tag = self._expect(link, first.delivery_id, 1, len(route.queues))
         parts = (names_of(exchange, destination.routing_key), message.content)
         for queue, client in zip(route.queues, clients, strict=True):
             if queue.refuses_publishes:
@@ -348,42 +440,103 @@ class Publishes:
                 target = session.client_of(queue).target
                 target.publish((copy.key, copy.content), copy.body_size, 0, 0)
 
+    def publish_plain(
+        self, link: Receiver, reader: FrameReader, way: _Way, most: tuple[int, int]
+    ) -> int:
+        """Publishes messages from the input that need no closer look: so many, or so many when they
+        are settled. Returns how many."""
+        session = self._session
+        place = session.channel, link.handle, link.snd_settle_mode
+        limits = *most, session.connection.message_size_max
+        held: list[tuple[str, Sequence[int], PublishOutcome]] = []
+        self._held = held
+        try:
+            count, first, settled = reader.publish_plain(
+                place, limits, way.names, way.client.target, self._last_tag + 1
+            )
+        finally:
+            self._held = None
+        if count and not settled:
+            self._expect(link, first, count, 1)
+        for told in held:
+            self.on_published(*told)
+        return count
+
+    def _expect(self, link: Receiver, delivery_id: int, count: int, waiting: int) -> int:
+        """Notes messages that wait for so many queues each, and returns the tag of the first."""
+        link.unconfirmed += count
+        tag = self._last_tag + 1
+        self._last_tag += count
+        before = self._unconfirmed[-1] if self._unconfirmed else None
+        if (
+            before is not None
+            and before.link is link
+            and before.last == tag - 1
+            and delivery_id == following(before.delivery_id, tag - before.first)
+            and (before.waiting, before.accepted, before.refused) == (waiting, False, None)
+        ):
+            before.last = self._last_tag
+        else:
+            made = _Unconfirmed(link, tag, self._last_tag, delivery_id, waiting)
+            self._unconfirmed.append(made)
+        return tag
+
     def on_published(self, queue: str, tags: Sequence[int], outcome: PublishOutcome) -> None:
         """A queue has told the outcome of messages, by ranges of their tags."""
+        if self._held is not None:
+            self._held.append((queue, tags, outcome))
+            return
+        refused = None
+        if outcome not in (PublishOutcome.ACCEPTED, PublishOutcome.DELETED):
+            refused = _refusal(queue, outcome)
         for first, last in zip(tags[::2], tags[1::2], strict=True):
-            for tag in range(first, last + 1):
-                found = self._unconfirmed.get(tag)
-                if found is None:
-                    continue
-                if outcome is PublishOutcome.ACCEPTED:
-                    found.accepted = True
-                elif outcome is not PublishOutcome.DELETED:
-                    found.refused = _refusal(queue, outcome)
+            at = self._cut(first)
+            end = self._cut(last + 1)
+            told, waiting = self._unconfirmed[at:end], list[_Unconfirmed]()
+            for found in told:
+                found.accepted |= outcome is PublishOutcome.ACCEPTED
+                found.refused = refused or found.refused
                 found.waiting -= 1
+                if found.waiting:
+                    waiting.append(found)
+            self._unconfirmed[at:end] = waiting
+            for found in told:
                 if not found.waiting:
-                    del self._unconfirmed[tag]
                     self._told(found)
 
+    def _cut(self, tag: int) -> int:
+        """Returns where messages from a tag on are noted, apart from those before them."""
+        notes = self._unconfirmed
+        at = bisect_left(notes, tag, key=lambda each: each.last)
+        if at < len(notes) and notes[at].first < tag:
+            before = notes[at]
+            delivery_id = following(before.delivery_id, tag - before.first)
+            notes.insert(at + 1, replace(before, first=tag, delivery_id=delivery_id))
+            before.last = tag - 1
+            at += 1
+        return at
+
     def _told(self, found: _Unconfirmed) -> None:
+        count = found.last - found.first + 1
         # A queue that was deleted has taken nothing.
         taken: Composite = Accepted() if found.accepted else Released()
         if found.accepted and found.refused is None:
-            self._session.connection.counters.confirmed += 1
-        self.settle(found.delivery_id, found.refused or taken)
-        found.link.unconfirmed -= 1
+            self._session.connection.counters.confirmed += count
+        self.settle(found.delivery_id, found.refused or taken, count)
+        found.link.unconfirmed -= count
         found.link.renew_credit()
 
-    def settle(self, delivery_id: int, outcome: Composite) -> None:
+    def settle(self, delivery_id: int, outcome: Composite, count: int = 1) -> None:
         """Has the client told an outcome, at the end of the round."""
-        self._outcomes.append((delivery_id, outcome))
+        self._outcomes.append((delivery_id, following(delivery_id, count - 1), outcome))
         self._session.connection.want_outcomes(self._session)
 
     def flush(self) -> None:
         """Tells the client the outcomes so far: rejected, released, accepted."""
         outcomes, self._outcomes = self._outcomes, []
         for kind in (Rejected, Released, Accepted):
-            same = [each for each in outcomes if isinstance(each[1], kind)]
-            for first, last, outcome in _ranges(same):
+            same = [each for each in outcomes if isinstance(each[2], kind)]
+            for first, last, outcome in _joined(same):
                 self._session.send(
                     Disposition(
                         role=True,
@@ -395,14 +548,14 @@ class Publishes:
                 )
 
 
-def _ranges(outcomes: Sequence[tuple[int, Composite]]) -> list[tuple[int, int, Composite]]:
+def _joined(outcomes: Sequence[tuple[int, int, Composite]]) -> list[tuple[int, int, Composite]]:
     """Returns the outcomes of neighbouring deliveries together."""
     found: list[tuple[int, int, Composite]] = []
-    for delivery_id, outcome in outcomes:
-        if found and delivery_id == following(found[-1][1], 1) and found[-1][2] == outcome:
-            found[-1] = (found[-1][0], delivery_id, outcome)
+    for first, last, outcome in outcomes:
+        if found and first == following(found[-1][1], 1) and found[-1][2] == outcome:
+            found[-1] = (found[-1][0], last, outcome)
         else:
-            found.append((delivery_id, delivery_id, outcome))
+            found.append((first, last, outcome))
     return found
 
 

@@ -25,6 +25,7 @@ from convoymq.edges.amqp10.errors import (
     fault_of,
     session_fault,
 )
+from convoymq.edges.amqp10.frames import FrameReader
 from convoymq.edges.amqp10.link import Link
 from convoymq.edges.amqp10.performatives import (
     Attach,
@@ -212,6 +213,25 @@ class Session:
             raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {transfer.handle}")
         if link.state is not LinkState.DETACHING:
             self.within(link, lambda: link.on_transfer(transfer, payload))
+        self._renew_window()
+
+    def take_plain(self, handle: int, reader: FrameReader) -> bool:
+        """Publishes messages of one link that come next and need no closer look, up to the next
+        flow of ours. Returns whether there were any."""
+        link = self.links.get(handle)
+        room = self.incoming_window - self.settings.incoming_window // 2
+        if self.state is not SessionState.MAPPED or room <= 0 or not isinstance(link, Receiver):
+            return False
+        count = link.take_plain(reader, room)
+        if not count:
+            return False
+        self.incoming_window -= count
+        self.next_incoming_id = following(self.next_incoming_id, count)
+        link.renew_credit()
+        self._renew_window()
+        return True
+
+    def _renew_window(self) -> None:
         window = self.settings.incoming_window
         if self.incoming_window <= window // 2 and not self.is_alarmed:
             self.incoming_window = window

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from convoymq.edges.amqp10.config import Amqp10Config
+from convoymq.edges.amqp10.frames import FrameReader, frame
 from convoymq.edges.amqp10.performatives import (
     Accepted,
     Attach,
@@ -21,8 +25,11 @@ from convoymq.edges.amqp10.performatives import (
     Target,
     Transfer,
 )
+from convoymq.edges.amqp10.receiving import Receiver
 from convoymq.kernels.batch import record
 from convoymq.kernels.content import content_parts, split_record
+from convoymq.messages.amqp10.sections import section
+from convoymq.messages.amqp10.values import Symbol, UInt
 from convoymq.queues.interface import PublishOutcome
 from tests.unit.edges.amqp10.fakes import Client, FakeBroker, message, of_kind
 
@@ -400,3 +407,120 @@ async def test_a_publisher_may_not_care_any_more(client: Client) -> None:
     client.transfer(message())
     client.send(Disposition(role=False, first=0, settled=True))
     assert of_kind(await client.heard(), End) == []
+
+
+def _plain_input(kinds: list[tuple[int, bool, int]]) -> bytes:
+    """Returns transfers of these kinds: handle, settled, which message."""
+    messages = (
+        message(b"plain"),
+        message(b"x" * 300, message_id="m"),
+        message(b"of a user", user_id=b"guest"),
+        section(0x72, {Symbol("x-a"): 1}) + message(b"annotated"),
+        section(0x74, {"CC": "none"}) + message(b"named"),
+        section(0x70, [True, None, UInt(5)]) + message(b"timed"),
+    )
+    return b"".join(
+        frame(
+            0,
+            Transfer(
+                handle=handle, delivery_id=each, delivery_tag=b"%d" % each, settled=settled
+            ).encoded()
+            + messages[kind],
+        )
+        for each, (handle, settled, kind) in enumerate(kinds)
+    )
+
+
+async def _published(data: bytes, step: int) -> tuple[list[Any], ...]:
+    """Returns what a client hears and what queues have after this input, which comes in parts."""
+    broker = FakeBroker()
+    queues = [broker.queue("q"), broker.queue("r")]
+    client = Client(broker, Amqp10Config(link_credit=8, incoming_window=6))
+    await client.open()
+    await client.begin()
+    for handle, queue in enumerate("qr"):
+        await client.attach_sender(f"/queues/{queue}", handle)
+    for at in range(0, len(data), step):
+        client.write(data[at : at + step])
+    found = await client.heard()
+    records = [[record(block, at, k) for block, at, k, _ in queue.ready] for queue in queues]
+    counters = client.connection.counters
+    return found, *records, [counters.published, counters.confirmed]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.booleans(), st.integers(0, 5)), max_size=20),
+    st.sampled_from([1, 7, 100]),
+)
+def test_runs_of_plain_messages_are_as_one_by_one(
+    kinds: list[tuple[int, bool, int]], step: int
+) -> None:
+    """What no kernel looks at tells how it has to be: outcomes, flows, records, counters."""
+    data = _plain_input(kinds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FrameReader, "transfer", lambda _self: -1)
+        expected = asyncio.run(_published(data, len(data) or 1))
+    assert asyncio.run(_published(data, len(data) or 1)) == expected
+    assert asyncio.run(_published(data, step)) == expected
+
+
+async def test_plain_messages_are_not_looked_at(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = client.broker.queue("q")
+    await publisher(client)
+    monkeypatch.setattr(Receiver, "on_transfer", None)
+    client.write(_plain_input([(0, False, 0), (0, False, 1), (0, True, 0), (0, False, 5)]))
+    assert outcomes(await client.heard()) == [(0, 1, Accepted()), (3, None, Accepted())]
+    assert len(queue.ready) == 4
+
+
+async def test_a_way_is_forgotten_with_its_version(client: Client) -> None:
+    broker = client.broker
+    broker.queue("q")
+    await publisher(client)
+    client.transfer(message())
+    await client.heard()
+    other = broker.queue("q")
+    client.transfer(message())
+    await client.heard()
+    assert not other.clients
+    broker.route_versions.bump("/")
+    client.transfer(message())
+    await client.heard()
+    assert len(other.ready) == 1
+
+
+async def test_a_full_queue_refuses_plain_messages(client: Client) -> None:
+    queue = client.broker.queue("q")
+    await publisher(client)
+    client.transfer(message())
+    assert outcomes(await client.heard()) == [(0, None, Accepted())]
+    queue.refuses_publishes = True
+    client.transfer(message())
+    ((first, _, state),) = outcomes(await client.heard())
+    assert (first, type(state)) == (1, Rejected)
+
+
+async def test_outcomes_of_a_part_of_a_run(client: Client) -> None:
+    queue = client.broker.queue("q")
+    queue.confirm = False
+    await publisher(client)
+    client.write(_plain_input([(0, False, 0)] * 6))
+    await client.heard()
+    (stream,) = queue.clients
+    for tags, outcome in (
+        ((2, 3), PublishOutcome.ACCEPTED),
+        ((5, 5), PublishOutcome.DELETED),
+        ((1, 1, 4, 4), PublishOutcome.ACCEPTED),
+        ((1, 6), PublishOutcome.ACCEPTED),
+    ):
+        stream.events.on_published(stream, tags, outcome)
+    assert outcomes(await client.heard()) == [
+        (4, None, Released()),
+        (1, 2, Accepted()),
+        (0, None, Accepted()),
+        (3, None, Accepted()),
+        (5, None, Accepted()),
+    ]
