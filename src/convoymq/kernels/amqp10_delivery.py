@@ -1,31 +1,41 @@
 """Transfers of stored messages: the compiled form of `messages.amqp10.message.transfer_of`.
 
-`plain_transfer` makes those of messages that have nothing but their bare message: no annotations of
-a publisher, no deaths. That is nearly all of them.
+`plain_transfer` makes those of messages of AMQP 1.0 that have nothing but their bare message, no
+annotations of a publisher and no deaths, and of AMQP 0-9-1 without headers and what becomes an
+annotation or an address. That is nearly all of them.
 """
 
 import cython
 from cython.cimports.convoymq.kernels.amqp import (
     AMQP_FRAME_HEAD,
     AMQP_FRAME_OVERHEAD,
+    AMQP_HEADER,
     AMQP_SIZE,
+    BIT_CONTENT_ENCODING,
+    BIT_CORRELATION_ID,
     BIT_DELIVERY_MODE,
     BIT_EXPIRATION,
+    BIT_LAST,
+    BIT_MESSAGE_ID,
     BIT_PRIORITY,
+    BIT_TIMESTAMP,
     HAS_EXPIRATION,
     HAS_PRIORITY,
     HEADER_FLAGS,
+    HEADER_PROPERTIES,
     PERSISTENT,
 )
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
     load16,
     load32,
+    load64,
     store32,
     store64,
     uninitialized,
 )
 from cython.cimports.convoymq.kernels.content import SPANS, Span, check_content, find_properties
+from cython.cimports.convoymq.kernels.utf8 import is_utf8
 from cython.cimports.libc import string
 from cython.cimports.libc.stdint import uint32_t, uint64_t
 
@@ -33,8 +43,11 @@ _ENCODING = cython.declare(cython.int, 0x82)
 _TEXT_MAX = cython.declare(cython.Py_ssize_t, 255)
 _DIGITS_MAX = cython.declare(cython.Py_ssize_t, 10)
 _TTL_MAX = cython.declare(uint64_t, 0xFFFFFFFF)
-_HEAD_MAX = cython.declare(cython.Py_ssize_t, 700)
-"""Of header and annotations with two texts."""
+_HEAD_MAX = cython.declare(cython.Py_ssize_t, 2200)
+"""Of all that is in front of the body: two texts in the annotations, five in the properties."""
+_PLAIN_FLAGS = cython.declare(uint32_t, 0xDDC8)
+"""All but headers, reply-to, type, user-id and cluster-id."""
+_TIMESTAMP_S_MAX = cython.declare(uint64_t, 9223372036854775)
 _ROOM_MAX = cython.declare(cython.Py_ssize_t, 0xFFFFFFFF)
 _TAG_MAX = cython.declare(cython.Py_ssize_t, 32)
 _PROPERTIES = cython.declare(cython.int, 0x73)
@@ -168,17 +181,104 @@ def _write_annotations(
         count += 2
         at += _write_key(out + at, b"x-delivery-count", 16)
         at += _write_long(out + at, failed)
+    return _close(out, at, 0xC1, count)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _close(
+    out: cython.p_uchar, at: cython.Py_ssize_t, code: cython.int, count: uint32_t
+) -> cython.Py_ssize_t:
+    """Ends the list or map of a section, whose items lie from 12 to `at`. Returns the size of the
+    section."""
     size: cython.Py_ssize_t = at - 12
     if size + 1 > 255:
-        out[3] = 0xD1
+        out[3] = cython.cast(cython.uchar, code + 0x10)
         store32(out + 4, cython.cast(uint32_t, size + 4))
         store32(out + 8, count)
         return at
-    out[3] = 0xC1
+    out[3] = cython.cast(cython.uchar, code)
     out[4] = cython.cast(cython.uchar, size + 1)
     out[5] = cython.cast(cython.uchar, count)
     string.memmove(out + 6, out + 12, size)
     return 6 + size
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_properties(
+    out: cython.p_uchar, p: cython.p_uchar, n: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """Writes the properties section for the content header of n bytes at p, which is that of a
+    message of AMQP 0-9-1; -1 = that needs a closer look."""
+    # The bits of what stands at each place.
+    bits: cython.pointer(cython.const[cython.char]) = b"\x07\0\0\0\0\x0a\x0f\x0e\0\x06\x03"
+    spans: Span[SPANS]
+    if n < HEADER_PROPERTIES or load16(p + HEADER_FLAGS) & ~_PLAIN_FLAGS:
+        return -1
+    if find_properties(p, n, BIT_LAST, cython.address(spans[0])) != n:
+        return -1
+    at: cython.Py_ssize_t = 12
+    end: cython.Py_ssize_t = 12
+    count: uint32_t = 0
+    seconds: uint64_t
+    text: cython.p_uchar
+    size: cython.Py_ssize_t
+    bit: cython.int
+    i: cython.int
+    k: cython.Py_ssize_t
+    for i in range(11):
+        bit = bits[i]
+        if bit == 0 or (load16(p + HEADER_FLAGS) >> bit) & 1 == 0:
+            out[at] = 0x40
+            at += 1
+            continue
+        text = p + spans[bit].at + 1
+        size = spans[bit].n - 1
+        if bit == BIT_TIMESTAMP:
+            seconds = load64(text - 1)
+            if seconds > _TIMESTAMP_S_MAX:
+                return -1
+            out[at] = 0x83
+            store64(out + at + 1, seconds * 1000)
+            at += 9
+        elif bit >= BIT_CONTENT_ENCODING:
+            for k in range(size):
+                if text[k] >= 0x80:
+                    return -1
+            at += _write_text(out + at, 0xA3, text, size)
+        else:
+            if not is_utf8(text, size):
+                return -1
+            if bit == BIT_MESSAGE_ID or bit == BIT_CORRELATION_ID:
+                # Perhaps a UUID.
+                if size >= 4 and string.memcmp(text, b"urn:", 4) == 0:
+                    return -1
+            at += _write_text(out + at, 0xA1, text, size)
+        end = at
+        count = cython.cast(uint32_t, i + 1)
+    if count == 0:
+        return 0
+    out[0] = 0
+    out[1] = 0x53
+    out[2] = _PROPERTIES
+    return _close(out, end, 0xC0, count)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_data_head(out: cython.p_uchar, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Begins a data section of so many bytes."""
+    out[0] = 0
+    out[1] = 0x53
+    out[2] = 0x75
+    if size <= 255:
+        out[3] = 0xA0
+        out[4] = cython.cast(cython.uchar, size)
+        return 5
+    out[3] = 0xB0
+    store32(out + 4, cython.cast(uint32_t, size))
+    return 8
 
 
 def plain_transfer(
@@ -186,31 +286,37 @@ def plain_transfer(
 ):
     p: cython.p_uchar = bytes_pointer(content)
     n: cython.Py_ssize_t = len(content)
-    if n < 3 or p[0] != _ENCODING or (p[1] == 0xFF and p[2] == 0xFF):
+    if n < 3 or (p[0] != _ENCODING and p[0] != AMQP_HEADER) or (p[1] == 0xFF and p[2] == 0xFF):
         return None
     if len(exchange) > _TEXT_MAX or len(routing_key) > _TEXT_MAX or check_content(p, n, n) < 0:
         return None
     header: cython.Py_ssize_t = load32(p + AMQP_SIZE)
     body: cython.Py_ssize_t = header + AMQP_FRAME_OVERHEAD
-    if n - body < AMQP_FRAME_OVERHEAD + 3:
-        return None
-    first: cython.p_uchar = p + body + AMQP_FRAME_HEAD
-    if load32(p + body + AMQP_SIZE) < 3 or first[0] != 0 or first[1] != 0x53:
-        return None
-    if first[2] < _PROPERTIES or first[2] > _VALUE:
-        return None
-    head: cython.uchar[700]
+    if p[0] == _ENCODING:
+        if n - body < AMQP_FRAME_OVERHEAD + 3 or load32(p + body + AMQP_SIZE) < 3:
+            return None
+        first: cython.p_uchar = p + body + AMQP_FRAME_HEAD
+        if first[0] != 0 or first[1] != 0x53 or first[2] < _PROPERTIES or first[2] > _VALUE:
+            return None
+    head: cython.uchar[2200]
     q: cython.p_uchar = cython.address(head[0])
     used: cython.Py_ssize_t = _write_header(q, p + AMQP_FRAME_HEAD, header, acquired, failed)
     if used < 0:
         return None
     used += _write_annotations(q + used, exchange, routing_key, acquired, failed)
-    assert used <= _HEAD_MAX
-    total: cython.Py_ssize_t = used
+    total: cython.Py_ssize_t = 0
     at: cython.Py_ssize_t = body
     while at < n:
         total += load32(p + at + AMQP_SIZE)
         at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+    if p[0] == AMQP_HEADER:
+        at = _write_properties(q + used, p + AMQP_FRAME_HEAD, header)
+        if at < 0:
+            return None
+        used += at
+        used += _write_data_head(q + used, total)
+    assert used <= _HEAD_MAX
+    total += used
     made: bytes = uninitialized(total)
     out: cython.p_uchar = bytes_pointer(made)
     string.memcpy(out, q, used)

@@ -4,7 +4,8 @@ def plain_transfer(
     exchange: bytes, routing_key: bytes, content: bytes, acquired: int, failed: int
 ) -> bytes | None:
     """Returns what `messages.amqp10.message.transfer_of` does, for a message that came by AMQP 1.0
-    without annotations and did not die; None: another one, or one that is damaged."""
+    without annotations, or by AMQP 0-9-1 with simple properties and no headers, and did not die;
+    None: another one, or one that is damaged."""
 
 def transfer_frame(
     channel: int,

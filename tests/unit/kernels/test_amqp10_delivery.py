@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +19,8 @@ from convoymq.messages.amqp10.values import Symbol, UByte, UInt
 from convoymq.messages.encodings import AMQP_10
 from convoymq.messages.record import content_of, telling_deaths
 from convoymq.model.errors import PeerError
-from tests.unit.messages.amqp10.strategies import FEW, MESSAGES
+from convoymq.model.tables import Table, text_of
+from tests.unit.messages.amqp10.strategies import FEW, MESSAGE_PROPERTIES, MESSAGES
 
 BODY = section(DATA, b"hello")
 NAMES = st.text(st.characters(codec="utf-8"), max_size=120).filter(
@@ -42,6 +46,37 @@ def test_it_is_the_pure_functions(
     else:
         content = content_in(payload)
         assert made == composed_transfer(exchange, key, content, acquired, failed, b"")
+
+
+@FEW
+@given(MESSAGE_PROPERTIES, st.binary(max_size=300), NAMES, COUNTS)
+def test_messages_of_0_9_1_too(properties: Properties, body: bytes, key: str, failed: int) -> None:
+    content = content_of(properties, body)
+    made = plain_transfer(b"x", key.encode(), content, 1, failed)
+    assert made in (None, composed_transfer("x", key, content, 1, failed, b""))
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "content_type": st.just("text/plain") | st.just("x" * 255),
+            "content_encoding": st.just(""),
+            "delivery_mode": st.sampled_from([1, 2]),
+            "priority": st.integers(0, 255),
+            "correlation_id": NAMES,
+            "expiration": st.sampled_from(["0", "60000"]),
+            "message_id": NAMES,
+            "timestamp": st.integers(0, 1 << 40),
+            "app_id": NAMES,
+        },
+    ),
+    st.sampled_from([b"", b"hello", b"x" * 255, b"x" * 256, b"x" * 300_000]),
+)
+def test_plain_messages_of_0_9_1_need_no_closer_look(fields: dict[str, Any], body: bytes) -> None:
+    content = content_of(Properties(**fields), body)
+    made = plain_transfer(b"x", b"k", content, 0, 0)
+    assert made == composed_transfer("x", "k", content, 0, 0, b"")
 
 
 @given(COUNTS, COUNTS, st.binary(max_size=32), st.booleans(), st.binary(max_size=600), st.data())
@@ -93,7 +128,13 @@ def test_header_and_size(ttl: int | None, priority: int | None, size: int) -> No
 @pytest.mark.parametrize(
     "content",
     [
-        content_of(Properties(), b"body"),
+        content_of(Properties(type="t"), b"body"),
+        content_of(Properties(reply_to="r"), b"body"),
+        content_of(Properties(user_id="u"), b"body"),
+        content_of(Properties(headers=Table.of({"a": 1})), b"body"),
+        content_of(Properties(message_id=f"urn:uuid:{UUID(int=9)}"), b"body"),
+        content_of(Properties(message_id=text_of(b"\xff")), b"body"),
+        content_of(Properties(content_type="grün"), b"body"),
         content_in(section(0x72, {Symbol("x-a"): 1}) + BODY),
         telling_deaths(content_in(BODY), told=True),
         content_of(Properties(expiration="soon"), BODY, AMQP_10),
