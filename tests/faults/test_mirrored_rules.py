@@ -36,11 +36,17 @@ def act(cluster: LocalCluster, action: str, node: int = 1) -> None:
     assert call(cluster, "POST", f"queues/%2F/{QUEUE}/actions", body, node=node)[0] == 204
 
 
+def limit_sync(cluster: LocalCluster, rate: object) -> None:
+    path = "global-parameters/mirroring_sync_max_throughput"
+    assert call(cluster, "PUT", path, {"value": rate}, node=2)[0] in (201, 204)
+
+
 def begin_slow_sync(cluster: LocalCluster, **more: Any) -> None:
-    """Synchronises one message at a time, until some are out."""
+    """Synchronises one message at a time, so slowly that it does not end by itself."""
     declare(cluster, 1)
     # Each confirmed alone: a batch has one.
     fill(cluster, 0, BACKLOG)
+    limit_sync(cluster, "1kB")
     set_policy(cluster, {**ALL, "ha-sync-batch-size": 1, **more})
     until(lambda: len(row(cluster, 1)["slave_nodes"]) == 2, "no mirrors")
     act(cluster, "sync")
@@ -57,6 +63,7 @@ def test_a_synchronisation_is_shown_and_can_be_cancelled(cluster: LocalCluster) 
     assert "sync_messages" not in found
     assert found["synchronised_slave_nodes"] == []
     # The mirrors have a part; another synchronisation sends what they lack.
+    limit_sync(cluster, 0)
     set_policy(cluster, {**ALL, "ha-sync-batch-size": 1_000})
     act(cluster, "sync", node=3)
     until(lambda: has_mirrors(cluster, 2), "mirrors are not synchronised")
@@ -79,7 +86,7 @@ def test_the_rate_of_a_synchronisation_is_changed_while_it_lasts(
     path = "global-parameters/mirroring_sync_max_throughput"
     for wrong in ("fast", -1, True, {}):
         assert call(cluster, "PUT", path, {"value": wrong}, node=2)[0] == 400
-    assert call(cluster, "PUT", path, {"value": "40kB"}, node=2)[0] in (201, 204)
+    limit_sync(cluster, "40kB")
     until(lambda: has_mirrors(cluster, 2), "mirrors are not synchronised")
 
 

@@ -29,6 +29,7 @@ from convoymq.messages.record import names_of, read_record
 from convoymq.metadata.machine import User
 from convoymq.model import slices
 from convoymq.model.tables import Decimal, Field, Table
+from convoymq.queues.quorum.machine import QuorumMachine
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, queue_end, until
 
@@ -243,7 +244,7 @@ async def test_machine_versions_and_stopped_replicas_are_shown(
     await cluster.queue(1, "q")
     found = await ok(api.get("/convoy/node"))
     assert found["versions"]["quorum"] == {
-        "oldest": 1, "newest": 5, "in_force_min": 1, "in_force_max": 1
+        "oldest": 1, "newest": QuorumMachine.VERSION, "in_force_min": 1, "in_force_max": 1
     }  # fmt: skip
     assert found["versions"]["stream"] == {"oldest": 1, "newest": 2}
     assert found["replicas_stopped"] == []
