@@ -114,6 +114,10 @@ class ValidationFailed(PreconditionFailed):
     """A policy, a parameter or a limit is malformed, or says what this broker does not do."""
 
 
+class LimitReached(PreconditionFailed):
+    """A limit allows no more of them. The error crosses a link as PreconditionFailed."""
+
+
 class NotAllowed(Refused):
     """A limit or a rule of the connection forbids it."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from convoymq.model.errors import (
     AccessRefused,
+    LimitReached,
     NotAllowed,
     NotFound,
     NotPermitted,
@@ -370,17 +371,17 @@ def consumer_without_prefetch(subject: Subject) -> PreconditionFailed:
     )
 
 
-def queue_limit_reached(name: str, vhost: str, limit: int) -> PreconditionFailed:
+def queue_limit_reached(name: str, vhost: str, limit: int) -> LimitReached:
     """A virtual host has as many queues as it may have."""
-    return PreconditionFailed(
+    return LimitReached(
         f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached",
         subject=queue_subject(vhost, name),
     )
 
 
-def cluster_queue_limit_reached(vhost: str, name: str, limit: int) -> PreconditionFailed:
+def cluster_queue_limit_reached(vhost: str, name: str, limit: int) -> LimitReached:
     """The cluster has as many queues as it may have."""
-    return PreconditionFailed(
+    return LimitReached(
         f"cannot declare queue '{name}': queue limit in cluster ({limit}) is reached",
         subject=queue_subject(vhost, name),
     )
@@ -402,10 +403,10 @@ def cluster_partition_limit_reached(vhost: str, topic: str, limit: int) -> Preco
     )
 
 
-def cluster_exchange_limit_reached(vhost: str, name: str, limit: int) -> PreconditionFailed:
+def cluster_exchange_limit_reached(vhost: str, name: str, limit: int) -> LimitReached:
     """The cluster has as many exchanges as it may have."""
     subject = exchange_subject(vhost, name)
-    return PreconditionFailed(
+    return LimitReached(
         f"cannot declare {subject}: exchange limit of {limit} is reached", subject=subject
     )
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from convoymq.broker.declarations import generated_name
 from convoymq.edges.amqp091 import _spec as spec
+from convoymq.edges.declaring import Declaring
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError
-from convoymq.model.refusals import exchange_subject, queue_subject
+from convoymq.model.refusals import queue_subject
 from convoymq.queues.message_checks import REPLY_PREFIX, REPLY_QUEUE
 from convoymq.routing.types import Destination, DestinationKind
 
@@ -21,31 +22,28 @@ def _stripped(name: str) -> str:
     return name.replace("\r", "").replace("\n", "")
 
 
+def _declaring(channel: Channel) -> Declaring:
+    return Declaring(channel.connection, channel.permissions)
+
+
 def exchange_declare(channel: Channel, method: spec.ExchangeDeclare) -> None:
     """Declares an exchange. Raises BrokerError."""
     name = _stripped(method.exchange)
-    if not name:
-        raise refusals.default_exchange_untouchable()
-    if method.passive:
-        channel.broker.declarations.passive_declare_exchange(channel.connection.vhost, name)
-        if not method.nowait:
-            channel.send(spec.ExchangeDeclareOk())
-        return
-    channel.permissions.check("configure", "exchange", name)
-    channel.broker.declarations.check_link(
-        channel.connection.vhost, "exchange", name, method.arguments, channel.permissions.check
-    )
 
     async def work() -> None:
-        await channel.broker.declarations.declare_exchange(
-            channel.connection.vhost,
-            name,
-            method.type,
-            durable=method.durable,
-            auto_delete=method.auto_delete,
-            internal=method.internal,
-            arguments=method.arguments,
-        )
+        if method.passive:
+            if not name:
+                raise refusals.default_exchange_untouchable()
+            channel.broker.declarations.passive_declare_exchange(channel.connection.vhost, name)
+        else:
+            await _declaring(channel).exchange(
+                name,
+                method.type,
+                durable=method.durable,
+                auto_delete=method.auto_delete,
+                internal=method.internal,
+                arguments=method.arguments,
+            )
         if not method.nowait:
             channel.send(spec.ExchangeDeclareOk())
 
@@ -54,17 +52,10 @@ def exchange_declare(channel: Channel, method: spec.ExchangeDeclare) -> None:
 
 def exchange_delete(channel: Channel, method: spec.ExchangeDelete) -> None:
     """Deletes an exchange. Raises BrokerError."""
-    name = _stripped(method.exchange)
-    if not name:
-        raise refusals.default_exchange_untouchable()
-    if name.startswith("amq."):
-        raise refusals.system_exchange_deletion(exchange_subject(channel.connection.vhost, name))
-    channel.permissions.check("configure", "exchange", name)
 
     async def work() -> None:
-        await channel.broker.declarations.delete_exchange(
-            channel.connection.vhost, name, if_unused=method.if_unused
-        )
+        name = _stripped(method.exchange)
+        await _declaring(channel).delete_exchange(name, if_unused=method.if_unused)
         if not method.nowait:
             channel.send(spec.ExchangeDeleteOk())
 
@@ -73,24 +64,13 @@ def exchange_delete(channel: Channel, method: spec.ExchangeDelete) -> None:
 
 def exchange_bind(channel: Channel, method: spec.ExchangeBind | spec.ExchangeUnbind) -> None:
     """Bind an exchange to another, or unbind it. Raises BrokerError."""
-    if not method.destination or not method.source:
-        raise refusals.default_exchange_untouchable()
-    channel.permissions.check("write", "exchange", method.destination)
-    channel.permissions.check("read", "exchange", method.source)
-    channel.permissions.check_topic("read", method.source, method.routing_key)
     bind = isinstance(method, spec.ExchangeBind)
-    declarations = channel.broker.declarations
-    call = declarations.bind if bind else declarations.unbind
+    declaring = _declaring(channel)
+    call = declaring.bind if bind else declaring.unbind
     destination = Destination(DestinationKind.EXCHANGE, method.destination)
 
     async def work() -> None:
-        await call(
-            channel.connection.vhost,
-            method.source,
-            destination,
-            method.routing_key,
-            method.arguments,
-        )
+        await call(method.source, destination, method.routing_key, method.arguments)
         if not method.nowait:
             channel.send(spec.ExchangeBindOk() if bind else spec.ExchangeUnbindOk())
 
@@ -104,14 +84,6 @@ def queue_declare(channel: Channel, method: spec.QueueDeclare) -> None:
     if name == REPLY_QUEUE or name.startswith(REPLY_PREFIX):
         channel.ask(_declare_reply(channel, name, method.nowait), method)
         return
-    generated = ""
-    if not method.passive:
-        if not name:
-            generated = generated_name("amq.gen-")
-        channel.permissions.check("configure", "queue", name or generated)
-        channel.broker.declarations.check_link(
-            vhost, "queue", name or generated, method.arguments, channel.permissions.check
-        )
 
     async def work() -> None:
         if method.passive:
@@ -119,15 +91,13 @@ def queue_declare(channel: Channel, method: spec.QueueDeclare) -> None:
                 vhost, name, channel.connection.id
             )
         else:
-            declared = await channel.broker.declarations.declare_queue(
-                vhost,
+            declared = await _declaring(channel).queue(
                 name,
                 durable=method.durable,
                 exclusive=method.exclusive,
                 auto_delete=method.auto_delete,
                 arguments=method.arguments,
-                owner=channel.connection.id,
-                generated=generated,
+                generated="" if name else generated_name("amq.gen-"),
             )
         channel.last_queue = declared[0]
         if not method.nowait:
@@ -154,25 +124,14 @@ def queue_bind(channel: Channel, method: spec.QueueBind | spec.QueueUnbind) -> N
     routing_key = method.routing_key
     if not method.queue and not routing_key:
         routing_key = queue
-    if not method.exchange:
-        raise refusals.default_exchange_untouchable()
-    channel.permissions.check("write", "queue", queue)
-    channel.permissions.check("read", "exchange", method.exchange)
-    channel.permissions.check_topic("read", method.exchange, routing_key)
     bind = isinstance(method, spec.QueueBind)
-    declarations = channel.broker.declarations
-    call = declarations.bind if bind else declarations.unbind
+    declaring = _declaring(channel)
+    call = declaring.bind if bind else declaring.unbind
     silent = isinstance(method, spec.QueueBind) and method.nowait
 
     async def work() -> None:
-        await call(
-            channel.connection.vhost,
-            method.exchange,
-            Destination(DestinationKind.QUEUE, queue),
-            routing_key,
-            method.arguments,
-            channel.connection.id,
-        )
+        destination = Destination(DestinationKind.QUEUE, queue)
+        await call(method.exchange, destination, routing_key, method.arguments)
         if not silent:
             channel.send(spec.QueueBindOk() if bind else spec.QueueUnbindOk())
 
@@ -198,18 +157,13 @@ def queue_purge(channel: Channel, method: spec.QueuePurge) -> None:
 def queue_delete(channel: Channel, method: spec.QueueDelete) -> None:
     """Deletes a queue. Raises BrokerError."""
     name = channel.queue_name(method.queue)
-    channel.permissions.check("configure", "queue", name)
 
     async def work() -> None:
         held: list[spec.BasicCancel] = []
         channel.deleting = (name, held)
         try:
-            count = await channel.broker.queue_admin.delete_queue(
-                channel.connection.vhost,
-                name,
-                if_unused=method.if_unused,
-                if_empty=method.if_empty,
-                owner=channel.connection.id,
+            count = await _declaring(channel).delete_queue(
+                name, if_unused=method.if_unused, if_empty=method.if_empty
             )
             if not method.nowait:
                 channel.send(spec.QueueDeleteOk(message_count=count))

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from convoymq.messages.amqp10.values import Value
 from convoymq.model.errors import PreconditionFailed
+from convoymq.queues.message_checks import REPLY_PREFIX
 
 MANAGEMENT = "/management"
 """Address of the management node."""
@@ -30,6 +31,11 @@ class Destination(NamedTuple):
     exchange: str
     """Empty: the default exchange."""
     routing_key: str
+
+    @property
+    def is_reply(self) -> bool:
+        """Returns whether it is a consumer of direct replies."""
+        return not self.exchange and self.routing_key.startswith(REPLY_PREFIX)
 
 
 def target_of(address: Value) -> Destination:
@@ -49,6 +55,11 @@ def source_of(address: Value) -> str:
     if isinstance(address, str) and address.startswith(_QUEUES):
         return _part(address, address[len(_QUEUES) :])
     raise _bad(address)
+
+
+def address_of(queue: str) -> str:
+    """Returns the address of a queue."""
+    return _QUEUES + quote(queue, safe="")
 
 
 def unquoted(address: str, part: str) -> str:

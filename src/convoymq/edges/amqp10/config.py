@@ -51,6 +51,8 @@ class Amqp10Config(Section):
     unsettled_max: int = 262_144
     """Deliveries of one session that its client has not settled; beyond, nothing more is asked of
     queues."""
+    request_bytes_max: int = 131_072
+    """Of a request to the node /management."""
     close_timeout_s: float = 5.0
     """Longest wait for the client's close."""
     peer_close_timeout_s: float = 30.0

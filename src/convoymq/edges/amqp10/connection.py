@@ -18,6 +18,7 @@ from convoymq.edges.amqp10.config import Amqp10Config
 from convoymq.edges.amqp10.errors import (
     INTERNAL_ERROR,
     RESOURCE_LIMIT_EXCEEDED,
+    UNAUTHORIZED_ACCESS,
     Fault,
     Scope,
     connection_fault,
@@ -38,7 +39,7 @@ from convoymq.edges.amqp10.states import ENDING, MOVES, SessionState, State
 from convoymq.edges.connections import ClientConnection
 from convoymq.edges.sasl import Login
 from convoymq.model.clock import Timer
-from convoymq.model.errors import BrokerError, FrameFault, PeerError
+from convoymq.model.errors import BrokerError, FrameFault, NotAllowed, PeerError
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
@@ -515,6 +516,17 @@ class Connection(ClientConnection):
             await self.broker.queue_admin.connection_closed(self.id)
         except BrokerError as error:
             log.warning("amqp.exclusive_queues_left", connection=self.name, reason=error.text)
+
+    # --- permissions -------------------------------------------------------------------------
+
+    def check_access(self) -> None:
+        """Asks again whether the user may use the virtual host, and what its links lead to."""
+        try:
+            self.broker.access.open_vhost(self.user, self.vhost)
+        except NotAllowed as error:
+            self.refuse(connection_fault(UNAUTHORIZED_ACCESS, error.text))
+        for session in list(self.sessions_open.values()):
+            session.check_access()
 
     # --- alarms ------------------------------------------------------------------------------
 

@@ -9,11 +9,15 @@ import structlog
 from convoymq.edges.amqp10.errors import Fault
 from convoymq.edges.amqp10.performatives import Attach, Detach, Flow
 from convoymq.edges.amqp10.states import LINK_MOVES, LinkState
+from convoymq.messages.amqp10.values import Value
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
 
 log = structlog.get_logger()
+
+UNSETTLED, SETTLED = 0, 1
+"""Of snd-settle-mode; 2 is mixed."""
 
 
 class Link:
@@ -24,6 +28,8 @@ class Link:
         self.handle = handle
         self.name = name
         self.state = LinkState.ATTACHING
+        self.properties: dict[Value, Value] | None = None
+        """Of our attach."""
 
     def enter(self, state: LinkState) -> None:
         """Moves to another state."""
@@ -50,9 +56,13 @@ class Link:
     def give_back(self) -> None:
         """Lets go what the link has of queues."""
 
+    def check_access(self) -> None:
+        """Raises AccessRefused: the user may not have the link any more."""
+
     def forget(self) -> None:
         """Frees the handle."""
         self.session.links.pop(self.handle, None)
+        self.session.drop_temporary(self.handle)
 
     def on_flow(self, flow: Flow) -> None:
         """Takes the client's view of the link."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.edges.amqp10.addresses import MANAGEMENT, Destination, source_of, target_of
+from convoymq.edges.amqp10.dynamic import attach_dynamic
 from convoymq.edges.amqp10.errors import (
     INVALID_FIELD,
     NOT_IMPLEMENTED,
@@ -13,7 +14,8 @@ from convoymq.edges.amqp10.errors import (
     fault_of,
     link_fault,
 )
-from convoymq.edges.amqp10.link import refuse
+from convoymq.edges.amqp10.link import SETTLED, refuse
+from convoymq.edges.amqp10.management import attach_management
 from convoymq.edges.amqp10.performatives import (
     OUTCOMES,
     Attach,
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 SECOND = 1
 """rcv-settle-mode."""
-SETTLED = 1
-"""snd-settle-mode."""
 OFFSET_FILTER = "rabbitmq:stream-offset-spec"
 
 
@@ -41,15 +41,27 @@ def attach(session: Session, attach: Attach) -> None:
     """Attaches a link, or refuses it: the reply has no terminus then, and a detach follows."""
     try:
         _check(attach)
-        if attach.role:
-            _attach_consumer(session, attach)
+        own = attach.source if attach.role else attach.target
+        if not isinstance(own, Source | Target):
+            raise link_fault(INVALID_FIELD, "Attach refused: a link without a terminus here")
+        if own.address == MANAGEMENT:
+            attach_management(session, attach)
+        elif own.dynamic:
+            attach_dynamic(session, attach, _attach_queue)
         else:
-            _attach_publisher(session, attach)
+            _attach_queue(session, attach)
     except BrokerError as error:
         fault = fault_of(error, Scope.LINK)
         if fault.scope is not Scope.LINK:
             raise
         refuse(session, attach, fault)
+
+
+def _attach_queue(session: Session, attach: Attach) -> None:
+    if attach.role:
+        _attach_consumer(session, attach)
+    else:
+        _attach_publisher(session, attach)
 
 
 def _check(attach: Attach) -> None:
@@ -60,16 +72,6 @@ def _check(attach: Attach) -> None:
         raise link_fault(NOT_IMPLEMENTED, "Link recovery not supported")
     if attach.rcv_settle_mode == SECOND and attach.snd_settle_mode != SETTLED:
         raise link_fault(NOT_IMPLEMENTED, "rcv-settle-mode second not supported")
-    own = attach.source if attach.role else attach.target
-    if isinstance(own, Source | Target):
-        if own.address == MANAGEMENT:
-            raise link_fault(NOT_IMPLEMENTED, "Node /management not supported")
-        if own.dynamic:
-            word = "source" if attach.role else "target"
-            raise link_fault(
-                NOT_IMPLEMENTED,
-                f"Dynamic {word} not supported: {', '.join(own.capabilities) or 'no capability'}",
-            )
 
 
 # Publishers
@@ -87,7 +89,7 @@ def _attach_publisher(session: Session, attach: Attach) -> None:
     if target.address is not None:
         destination = _destination(target.address)
         check_publish(session, destination.exchange, None)
-        if not destination.exchange:
+        if not (destination.exchange or destination.is_reply):
             session.find_queue(destination.routing_key)
     Receiver(session, attach, destination).start()
 

@@ -18,29 +18,23 @@ from convoymq.broker.firehose import Origin
 from convoymq.edges.amqp10.addresses import Destination, target_of
 from convoymq.edges.amqp10.errors import (
     DECODE_ERROR,
-    INVALID_FIELD,
-    MESSAGE_SIZE_EXCEEDED,
     NOT_FOUND,
     PRECONDITION_FAILED,
     RESOURCE_LIMIT_EXCEEDED,
-    TRANSFER_LIMIT_EXCEEDED,
     UNAUTHORIZED_ACCESS,
     Fault,
     Scope,
     condition_of,
     error_with,
     link_fault,
-    session_fault,
 )
 from convoymq.edges.amqp10.frames import FrameReader
-from convoymq.edges.amqp10.link import Link
+from convoymq.edges.amqp10.incoming import Incoming
 from convoymq.edges.amqp10.performatives import (
     Accepted,
     Attach,
     Composite,
-    Detach,
     Disposition,
-    Flow,
     Rejected,
     Released,
     Transfer,
@@ -54,19 +48,22 @@ from convoymq.messages.encodings import AMQP_10
 from convoymq.messages.record import as_amqp091, content_of, names_of
 from convoymq.model.errors import BrokerError, Misuse, NotFound, PeerError, PreconditionFailed
 from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
-from convoymq.queues.message_checks import IMPERSONATOR, CheckedMessage, check_message
-from convoymq.queues.message_properties import short_way_of
+from convoymq.queues.message_checks import (
+    IMPERSONATOR,
+    REPLY_PREFIX,
+    CheckedMessage,
+    check_message,
+)
+from convoymq.queues.message_properties import check_waits_nowhere, short_way_of
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
 
-UNSETTLED, SETTLED = 0, 1
-"""Of snd-settle-mode; 2 is mixed."""
 _NEVER = -1
 """No route cache version."""
 
 
-class Receiver(Link):
+class Receiver(Incoming):
     """A publisher's link.
 
     Args:
@@ -74,96 +71,28 @@ class Receiver(Link):
     """
 
     def __init__(self, session: Session, attach: Attach, destination: Destination | None) -> None:
-        super().__init__(session, attach.handle, attach.name)
+        super().__init__(
+            session,
+            attach,
+            credit_max=session.settings.link_credit,
+            message_size_max=session.connection.message_size_max,
+        )
         self.destination = destination
-        self.snd_settle_mode = attach.snd_settle_mode
-        self.delivery_count = attach.initial_delivery_count or 0
-        self.credit = 0
-        self.unconfirmed = 0
         self.clients: set[QueueClient] = set()
         """Streams into the queues that the last message went to."""
         self._way: _Way | None = None
         self._way_version = _NEVER
-        self._attach = attach
-        self._delivery: Transfer | None = None
-        """First transfer of the delivery that is under way."""
-        self._parts: list[bytes] = []
-        self._size = 0
 
-    def start(self) -> None:
-        """Answers the client's attach."""
-        attach, session = self._attach, self.session
-        session.links[self.handle] = self
-        self.enter(LinkState.ATTACHED)
-        session.send(
-            Attach(
-                name=attach.name,
-                handle=attach.handle,
-                role=True,
-                snd_settle_mode=attach.snd_settle_mode,
-                rcv_settle_mode=0,
-                source=attach.source,
-                target=attach.target,
-                max_message_size=session.connection.message_size_max,
-            )
-        )
-        self.renew_credit()
+    def is_held_up(self) -> bool:
+        """Returns whether nothing more is taken for now: an alarm is on, or messages wait for a
+        queue."""
+        session = self.session
+        return session.is_alarmed or not self.clients.isdisjoint(session.flowing)
 
-    # --- credit --------------------------------------------------------------------------------
-
-    def renew_credit(self) -> None:
-        """Grants more credit, unless the client has enough, or messages wait for queues."""
-        session, used = self.session, self._used()
-        if self.state is not LinkState.ATTACHED or used * 2 < session.settings.link_credit:
-            return
-        if session.is_alarmed or not self.clients.isdisjoint(session.flowing):
-            return
-        self.credit += used
-        self.send_credit()
-
-    def _used(self) -> int:
-        """Returns how much credit could be granted."""
-        return self.session.settings.link_credit - self.unconfirmed - self.credit
-
-    def send_credit(self) -> None:
-        """Tells the client its credit."""
-        self.session.send_flow(
-            handle=self.handle, delivery_count=self.delivery_count, link_credit=self.credit
-        )
-
-    def on_flow(self, flow: Flow) -> None:
-        """Takes the client's view of the link, which changes nothing here."""
-        if flow.echo:
-            self.send_credit()
-
-    # --- input ---------------------------------------------------------------------------------
-
-    def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
-        """Takes a part of a message. Raises Fault."""
-        first = self._delivery
-        if first is None:
-            first = self._begin(transfer)
-        elif transfer.delivery_id not in (None, first.delivery_id):
-            raise link_fault(INVALID_FIELD, "delivery-id differs within one delivery")
-        elif transfer.settled not in (None, bool(first.settled)):
-            raise link_fault(INVALID_FIELD, "settled differs within one delivery")
-        if transfer.aborted:
-            self._reset()
-            self.renew_credit()
-            return
-        self._size += len(payload)
-        most = self.session.connection.message_size_max
-        if self._size > most:
-            raise session_fault(
-                MESSAGE_SIZE_EXCEEDED,
-                f"message size ({self._size} bytes) exceeds maximum message size ({most} bytes)",
-            )
-        self._parts.append(payload)
-        if not transfer.more:
-            message = b"".join(self._parts)
-            self._reset()
-            self._publish(first, message)
-            self.renew_credit()
+    def check_access(self) -> None:
+        """Raises AccessRefused: the user may not publish there any more."""
+        if self.destination is not None:
+            self.session.permissions.check("write", "exchange", self.destination.exchange)
 
     def take_plain(self, reader: FrameReader, most: int) -> int:
         """Publishes messages from the input that need no closer look, up to the next flow of ours.
@@ -176,7 +105,7 @@ class Receiver(Link):
         if way is None:
             return 0
         # Settled ones use credit up, of which more is granted when half of it is gone.
-        half, used = (session.settings.link_credit + 1) // 2, self._used()
+        half, used = (session.settings.link_credit + 1) // 2, self.grantable()
         count = session.publishes.publish_plain(
             self, reader, way, (most, min(most, max(1, half - used)))
         )
@@ -230,32 +159,12 @@ class Receiver(Link):
         client.target.serves = short_way_of(route.queues[0])
         return _Way(exchange, route.queues[0], client, names_of(exchange, key))
 
-    def _begin(self, transfer: Transfer) -> Transfer:
-        if self.credit <= 0:
-            raise link_fault(TRANSFER_LIMIT_EXCEEDED, "insufficient credit (0) for this link")
-        if transfer.delivery_id is None:
-            raise link_fault(INVALID_FIELD, "the first transfer of a delivery lacks a delivery-id")
-        mode, settled = self.snd_settle_mode, bool(transfer.settled)
-        if mode in (UNSETTLED, SETTLED) and settled is not (mode == SETTLED):
-            raise link_fault(
-                INVALID_FIELD,
-                f"transfer settled={str(settled).lower()} on a link of snd-settle-mode {mode}",
-            )
-        self.credit -= 1
-        self.delivery_count = following(self.delivery_count, 1)
-        self._delivery = transfer
-        return transfer
-
-    def _reset(self) -> None:
-        self._delivery = None
-        self._parts.clear()
-        self._size = 0
-
     # --- publishing ----------------------------------------------------------------------------
 
-    def _publish(self, first: Transfer, payload: bytes) -> None:
+    def take(self, first: Transfer, message: bytes) -> None:
+        """Publishes a message. Raises Fault."""
         try:
-            stored = stored_of(payload)
+            stored = stored_of(message)
             content = content_of(stored.properties, stored.body, AMQP_10)
             size = len(stored.body)
             if not self.session.broker.publishing.serves_encodings:
@@ -267,10 +176,10 @@ class Receiver(Link):
         self._check_user(stored)
         try:
             destination = self.destination or _destination_of(stored)
-            message = check_message(
+            checked = check_message(
                 content, destination.routing_key, user=self.session.connection.user
             )
-            self.session.publishes.publish(self, first, destination, message, size)
+            self.session.publishes.publish(self, first, destination, checked, size)
         except BrokerError as error:
             self._refused(first, error)
 
@@ -296,20 +205,6 @@ class Receiver(Link):
             info = {"delivery-tag": first.delivery_tag or b""}
             raise Fault(Scope.LINK, condition_of(error), error.text, info)
         publishes.settle(assumed, Rejected(error=error_with(condition_of(error), error.text)))
-
-    # --- ends ----------------------------------------------------------------------------------
-
-    def end(self) -> None:
-        """Ends without a word."""
-        self._reset()
-        self.enter(LinkState.DETACHED)
-
-    def on_detach(self, detach: Detach) -> None:
-        """Answers the client's detach."""
-        self.forget()
-        if self.state is not LinkState.DETACHING:
-            self.end()
-            self.session.send(Detach(handle=self.handle, closed=detach.closed))
 
 
 def _destination_of(stored: Stored) -> Destination:
@@ -387,6 +282,9 @@ class Publishes:
         vhost, broker = session.connection.vhost, session.broker
         for key in message.routing_keys:
             check_publish(session, exchange, key)
+        if destination.is_reply:
+            self._reply(first, destination, message)
+            return
         route = broker.publishing.route(
             vhost,
             exchange,
@@ -421,6 +319,21 @@ class Publishes:
             if message.producer is not None and queue.features.drops_repeats:
                 client.target.name_next(*message.producer)
             client.target.publish(parts, body_size, tag, message.flags)
+
+    def _reply(self, first: Transfer, destination: Destination, message: CheckedMessage) -> None:
+        """Hands a message to a consumer of direct replies. Raises BrokerError."""
+        check_waits_nowhere(message.asked)
+        counters, broker = self._session.connection.counters, self._session.broker
+        token = destination.routing_key.removeprefix(REPLY_PREFIX)
+        names = names_of(destination.exchange, destination.routing_key)
+        taken = broker.replies.publish(token, names + message.content)
+        counters.published += 1
+        if first.settled:
+            return
+        counters.confirmed += taken
+        counters.returned_unroutable += not taken
+        assert first.delivery_id is not None
+        self.settle(first.delivery_id, Accepted() if taken else Released())
 
     def _trace(self, exchange: str, message: CheckedMessage, queues: Sequence[Queue]) -> None:
         session = self._session

@@ -6,7 +6,7 @@ that a client with much credit that reads slowly has little lying here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -16,7 +16,6 @@ from convoymq.edges.amqp10 import outcomes
 from convoymq.edges.amqp10.errors import (
     ILLEGAL_STATE,
     INTERNAL_ERROR,
-    MESSAGE_SIZE_EXCEEDED,
     NOT_FOUND,
     NOT_IMPLEMENTED,
     RESOURCE_DELETED,
@@ -24,8 +23,8 @@ from convoymq.edges.amqp10.errors import (
     fault_of,
     link_fault,
 )
-from convoymq.edges.amqp10.frames import HEADER_BYTES
-from convoymq.edges.amqp10.link import Link, refuse
+from convoymq.edges.amqp10.link import SETTLED, UNSETTLED, refuse
+from convoymq.edges.amqp10.outgoing import Outgoing, Pending
 from convoymq.edges.amqp10.performatives import (
     OUTCOMES,
     Attach,
@@ -34,9 +33,7 @@ from convoymq.edges.amqp10.performatives import (
     Released,
     Source,
 )
-from convoymq.edges.amqp10.serial import ahead, following
 from convoymq.edges.amqp10.states import LinkState
-from convoymq.kernels.amqp10_delivery import transfer_frame
 from convoymq.kernels.batch import record
 from convoymq.kernels.content import split_record
 from convoymq.messages.amqp10.message import transfer_of
@@ -51,15 +48,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-UNSETTLED, SETTLED = 0, 1
-"""Of snd-settle-mode."""
-TRANSFER_BYTES_MAX = 96
-"""Of a transfer's performative with all fields that are used here."""
 SHORT_TAG_MAX = (1 << 32) - 1
-UNLIMITED = (1 << 64) - 1
 
 
-class Sender(Link):
+class Sender(Outgoing):
     """A consumer's link.
 
     Args:
@@ -69,18 +61,13 @@ class Sender(Link):
     def __init__(
         self, session: Session, attach: Attach, queue: Queue, filters: dict[Value, Value]
     ) -> None:
-        super().__init__(session, attach.handle, attach.name)
+        super().__init__(session, attach)
         self.queue = queue
         self.client = session.client_of(queue)
         session.last_number += 1
         self.number = session.last_number
-        self.settled = attach.snd_settle_mode == SETTLED
-        self.message_size_max = attach.max_message_size or UNLIMITED
-        self.delivery_count = 0
-        self.credit = 0
         self.ready = 0
         """Messages in the queue, by its last answer."""
-        self._attach = attach
         self._filters = filters
         self._sent = 0
         self._got = 0
@@ -146,11 +133,9 @@ class Sender(Link):
                 role=False,
                 snd_settle_mode=SETTLED if self.settled else UNSETTLED,
                 rcv_settle_mode=attach.rcv_settle_mode,
-                source=Source(
-                    address=source.address,
-                    durable=source.durable,
-                    expiry_policy=source.expiry_policy,
-                    timeout=source.timeout,
+                source=replace(
+                    source,
+                    capabilities=source.capabilities if source.dynamic else (),
                     distribution_mode="copy" if streams else "move",
                     filter={Symbol(name): value for name, value in self._filters.items()} or None,
                     default_outcome=Released(),
@@ -162,6 +147,10 @@ class Sender(Link):
             )
         )
 
+    def check_access(self) -> None:
+        """Raises AccessRefused: the user may not consume any more."""
+        self.session.permissions.check("read", "queue", self.queue.name)
+
     # --- credit --------------------------------------------------------------------------------
 
     def on_flow(self, flow: Flow) -> None:
@@ -169,9 +158,7 @@ class Sender(Link):
         if self.state is LinkState.ATTACHING:
             self._early = flow
             return
-        counted = flow.delivery_count or 0
-        granted = following(counted, flow.link_credit or 0)
-        self.credit = max(0, ahead(granted, self.delivery_count))
+        self.take_credit(flow)
         self._drains = flow.drain
         self._echoes |= flow.echo
         self._ask()
@@ -216,36 +203,19 @@ class Sender(Link):
             else:
                 self._drains = False
                 self._limit = granted
-                self._behind(self._drained)
+                self.behind(self.send_drained)
                 echoes = False
         if echoes:
-            self._behind(self.send_state)
+            self.behind(self.send_state)
         if self._again:
             self._again = False
             self._ask()
         self.session.pump()
 
-    def _behind(self, send: Callable[[], None]) -> None:
-        """Sends a flow behind the deliveries that wait."""
-        self.session.outgoing.append(send)
-
-    def _drained(self) -> None:
-        if self.state is LinkState.ATTACHED:
-            self.delivery_count = following(self.delivery_count, self.credit)
-            self.credit = 0
-            self.send_state(drain=True)
-
-    def send_state(self, *, drain: bool = False) -> None:
-        """Tells the client the link's credit, and what is there."""
-        if self.state is not LinkState.ATTACHED:
-            return
-        self.session.send_flow(
-            handle=self.handle,
-            delivery_count=self.delivery_count,
-            link_credit=self.credit,
-            available=self.ready + self._got - self._sent,
-            drain=drain,
-        )
+    @property
+    def available(self) -> int:
+        """Returns how many messages wait for credit, as far as is known."""
+        return self.ready + self._got - self._sent
 
     def on_activity(self, active: bool) -> None:
         """The queue serves this consumer, or serves it no more for now."""
@@ -265,20 +235,18 @@ class Sender(Link):
             counters.delivered += count
         if delivery.acquired_count:
             counters.redelivered += count
-        self.session.outgoing.append(Pending(self, delivery))
+        self.session.outgoing.append(Deliveries(self, delivery))
         self.session.pump()
 
     def on_sent(self, message_id: int) -> None:
         """A message was sent."""
         self._sent += 1
-        self.delivery_count = following(self.delivery_count, 1)
-        self.credit = max(0, self.credit - 1)
         session = self.session
         if self.settled:
             self.client.settle(self.number, (message_id, message_id))
         else:
             session.unsettled[session.next_delivery_id] = (self, message_id)
-        session.next_delivery_id = following(session.next_delivery_id, 1)
+        self.count_sent()
 
     # --- ends ----------------------------------------------------------------------------------
 
@@ -365,18 +333,17 @@ class Sender(Link):
         }
 
 
-class Pending:
-    """Deliveries that are sent one after the other, as far as the client takes them."""
+class Deliveries(Pending):
+    """Messages that a queue has handed out."""
 
-    __slots__ = ("_at", "_message", "_next", "delivery", "link")
+    __slots__ = ("_next", "delivery")
+
+    link: Sender
 
     def __init__(self, link: Sender, delivery: Delivery) -> None:
-        self.link = link
+        super().__init__(link)
         self.delivery = delivery
         self._next = 0
-        self._message: bytes | None = None
-        """Message that is being sent."""
-        self._at = 0
 
     @property
     def ids(self) -> range:
@@ -385,14 +352,16 @@ class Pending:
         return range(first + self._next, first + self.delivery.messages)
 
     def send(self) -> bool:
-        """Sends transfers. Returns whether all are sent: else the client has to open its window, or
-        to read."""
+        """See `Pending`."""
         link = self.link
         while self._next < self.delivery.messages and link.state is LinkState.ATTACHED:
             if self._message is None and not self._begin():
                 return True
-            if not self._send_parts():
+            message_id = self.delivery.first_id + self._next
+            if not self._send_parts(_tag(message_id, settled=link.settled)):
                 return False
+            self._next += 1
+            link.on_sent(message_id)
         return True
 
     def _begin(self) -> bool:
@@ -414,18 +383,11 @@ class Pending:
             log.error("amqp.batch_damaged", queue=link.queue.name, reason=str(error))
             link.fail(link_fault(INTERNAL_ERROR, "stored message is damaged"))
             return False
-        self._at = 0
         if len(self._message) > link.message_size_max:
             # It counts as a failed delivery, so that a delivery limit ends it.
             message_id = delivery.first_id + self._next
             link.client.return_(link.number, (message_id, message_id), failed=True)
-            link.fail(
-                link_fault(
-                    MESSAGE_SIZE_EXCEEDED,
-                    f"message size ({len(self._message)} bytes) exceeds maximum message size "
-                    f"({link.message_size_max} bytes)",
-                )
-            )
+            link.size_fault(len(self._message))
             return False
         self._trace(data)
         return True
@@ -449,39 +411,6 @@ class Pending:
             for queue in copy.queues:
                 target = session.client_of(queue).target
                 target.publish((copy.key, copy.content), copy.body_size, 0, 0)
-
-    def _send_parts(self) -> bool:
-        """Sends transfers of the message that is under way; False: the client takes no more."""
-        link, session, message = self.link, self.link.session, self._message
-        assert message is not None
-        connection = session.connection
-        room = connection.peer_frame_max - HEADER_BYTES - TRANSFER_BYTES_MAX
-        message_id = self.delivery.first_id + self._next
-        while True:
-            if session.remote_incoming_window <= 0 or connection.output_full():
-                return False
-            tag = _tag(message_id, settled=link.settled)
-            connection.write(
-                transfer_frame(
-                    session.channel,
-                    link.handle,
-                    session.next_delivery_id,
-                    tag,
-                    link.settled,
-                    message,
-                    self._at,
-                    room,
-                )
-            )
-            self._at += room
-            more = self._at < len(message)
-            session.remote_incoming_window -= 1
-            session.next_outgoing_id = following(session.next_outgoing_id, 1)
-            if not more:
-                self._message = None
-                self._next += 1
-                link.on_sent(message_id)
-                return True
 
 
 def _tag(message_id: int, *, settled: bool) -> bytes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from convoymq.edges.amqp10 import links, outcomes
+from convoymq.edges.amqp10.dynamic import delete_temporary
 from convoymq.edges.amqp10.errors import (
     FRAMING_ERROR,
     HANDLE_IN_USE,
@@ -26,7 +27,9 @@ from convoymq.edges.amqp10.errors import (
     session_fault,
 )
 from convoymq.edges.amqp10.frames import FrameReader
+from convoymq.edges.amqp10.incoming import Incoming
 from convoymq.edges.amqp10.link import Link
+from convoymq.edges.amqp10.outgoing import Outgoing, Pending
 from convoymq.edges.amqp10.performatives import (
     Attach,
     Begin,
@@ -38,7 +41,7 @@ from convoymq.edges.amqp10.performatives import (
     Transfer,
 )
 from convoymq.edges.amqp10.receiving import Publishes, Receiver
-from convoymq.edges.amqp10.sending import Pending, Sender
+from convoymq.edges.amqp10.sending import Deliveries, Sender
 from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead, following
 from convoymq.edges.amqp10.states import SESSION_MOVES, LinkState, SessionState
 from convoymq.edges.permissions import Permissions
@@ -47,6 +50,7 @@ from convoymq.queues.interface import Delivery, GetResult, PublishOutcome, Queue
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.connection import Connection
+    from convoymq.edges.amqp10.management import Pair
 
 log = structlog.get_logger()
 
@@ -82,6 +86,10 @@ class Session:
         self.flowing: set[QueueClient] = set()
         self.permissions = Permissions(connection)
         self.publishes = Publishes(self)
+        self.pairs: dict[str, Pair] = {}
+        """Links of the node /management, by name."""
+        self.temporary: dict[int, str] = {}
+        """Handle -> queue that goes with its link."""
         self._idle_seqs: dict[Queue, int] = {}
 
     def enter(self, state: SessionState) -> None:
@@ -110,9 +118,9 @@ class Session:
         return bool(self.broker.alarms.effective)
 
     @property
-    def receivers(self) -> list[Receiver]:
-        """Returns the links of publishers."""
-        return [link for link in self.links.values() if isinstance(link, Receiver)]
+    def receivers(self) -> list[Incoming]:
+        """Returns the links on which the client sends."""
+        return [link for link in self.links.values() if isinstance(link, Incoming)]
 
     @property
     def senders(self) -> list[Sender]:
@@ -209,7 +217,7 @@ class Session:
             self.window_margin -= 1
         self.next_incoming_id = following(self.next_incoming_id, 1)
         link = self.links.get(transfer.handle)
-        if not isinstance(link, Receiver):
+        if not isinstance(link, Incoming):
             raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {transfer.handle}")
         if link.state is not LinkState.DETACHING:
             self.within(link, lambda: link.on_transfer(transfer, payload))
@@ -305,15 +313,15 @@ class Session:
             self.outgoing.popleft()
         return True
 
-    def take_back(self, link: Sender) -> list[int]:
+    def take_back(self, link: Outgoing) -> list[int]:
         """Forgets the deliveries of a link that ends, and returns the ids of their messages."""
         ids: list[int] = []
         kept: deque[Pending | Callable[[], None]] = deque()
         for each in self.outgoing:
-            if isinstance(each, Pending) and each.link is link:
-                ids += each.ids
-            else:
+            if not isinstance(each, Pending) or each.link is not link:
                 kept.append(each)
+            elif isinstance(each, Deliveries):
+                ids += each.ids
         self.outgoing = kept
         found = [(key, each) for key, (of, each) in self.unsettled.items() if of is link]
         for delivery_id, message_id in found:
@@ -339,6 +347,12 @@ class Session:
         self.enter(SessionState.ENDING)
         self.send(End(error=fault.error()))
 
+    def drop_temporary(self, handle: int) -> None:
+        """A link is gone: its queue goes, if it has one of its own."""
+        name = self.temporary.pop(handle, None)
+        if name is not None:
+            self.connection.shell.spawn(delete_temporary(self, name))
+
     def terminate(self) -> None:
         """Gives everything back: consumers go, what they hold returns. Safe to call twice."""
         if self.state is not SessionState.MAPPED:
@@ -352,6 +366,8 @@ class Session:
         clients, self.clients = list(self.clients.values()), {}
         for client in clients:
             client.close()
+        for handle in list(self.temporary):
+            self.drop_temporary(handle)
         self.flowing.clear()
         self.broker.counters.channels_closed += 1
 
@@ -369,6 +385,13 @@ class Session:
         self.send_flow()
         for receiver in self.receivers:
             receiver.renew_credit()
+
+    def check_access(self) -> None:
+        """Asks for the permissions of all links again."""
+        self.permissions.forget()
+        for link in list(self.links.values()):
+            if link.state is LinkState.ATTACHED:
+                self.within(link, link.check_access)
 
     # --- queues ------------------------------------------------------------------------------
 

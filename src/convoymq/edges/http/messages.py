@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from convoymq.broker.access import HTTP
 from convoymq.broker.facade import Broker
 from convoymq.broker.firehose import Copy, Origin
 from convoymq.broker.peek import Peeked
 from convoymq.broker.records import User
+from convoymq.edges.one_shot import OneShot
 from convoymq.kernels.batch import record as record_of
 from convoymq.messages.amqp091 import Properties, PropertyType
 from convoymq.messages.record import content_of, names_of, read_record
@@ -34,16 +34,10 @@ from convoymq.model.tables import (
     text_of,
 )
 from convoymq.queues.interface import (
-    ClientEvents,
-    Delivery,
     GetResult,
-    PublishOutcome,
-    Queue,
-    QueueClient,
 )
 from convoymq.queues.message_checks import check_message
 
-ANSWER_TIMEOUT_S = 30.0
 GET_COUNT_MAX = 10_000
 
 ACK_MODES = (
@@ -163,84 +157,6 @@ def _unshown(value: object) -> object:
     if isinstance(value, Mapping):
         return {text_of(bytes_shown(name)): _unshown(item) for name, item in value.items()}
     return [_unshown(item) for item in value] if isinstance(value, list) else value
-
-
-class OneShot(ClientEvents):
-    """A queue client for a single question; hears the answer as a future."""
-
-    def __init__(self, broker: Broker, queue: Queue) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[object] = self._loop.create_future()
-        self.client = queue.client(broker.new_session(), self)
-
-    async def wait(self) -> object:
-        """Returns the next answer. Raises the queue's refusal, or Unavailable."""
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self._answer
-        except TimeoutError:
-            raise Unavailable("the queue did not answer in time") from None
-        finally:
-            self._answer = self._loop.create_future()
-
-    async def settled(self) -> None:
-        """Waits until what was settled or returned is applied. Raises Unavailable."""
-        self.client.when_settled(self._tell)
-        if not await self.wait():
-            raise Unavailable("the queue was lost")
-
-    def _tell(self, result: object, error: Exception | None = None) -> None:
-        if self._answer.done():
-            return
-        if error is not None:
-            self._answer.set_exception(error)
-        else:
-            self._answer.set_result(result)
-
-    def on_published(
-        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
-    ) -> None:
-        """See `ClientEvents`."""
-        self._tell(bool(outcome))
-
-    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
-        """Nothing was subscribed to."""
-
-    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
-        """Nothing was subscribed to."""
-
-    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
-        """Nothing was subscribed to."""
-
-    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
-        """Nothing was subscribed to."""
-
-    def on_get(self, client: QueueClient, result: GetResult) -> None:
-        """See `ClientEvents`."""
-        self._tell(result, result.error)
-
-    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
-        """See `ClientEvents`."""
-        self._tell(count, error)
-
-    def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """A single message is let through."""
-
-    def on_replaced(self, client: QueueClient, successor: Queue) -> QueueClient | None:
-        """See `PublisherEvents`: whoever asks may ask again."""
-        return None
-
-
-async def purge(broker: Broker, vhost: str, name: str) -> int:
-    """Drops the ready messages of a queue and returns how many."""
-    shot = OneShot(broker, broker.queue_admin.find_queue(vhost, name))
-    try:
-        shot.client.purge()
-        count = await shot.wait()
-        assert isinstance(count, int)
-        return count
-    finally:
-        shot.client.close()
 
 
 async def get_messages(

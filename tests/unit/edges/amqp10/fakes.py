@@ -193,12 +193,7 @@ class Client:
 
     async def heard(self) -> list[Any]:
         """Lets everything go on, and returns the performatives that came."""
-        for _ in range(50):
-            await asyncio.sleep(0)
-            worked = any([queue.round() for queue in self.broker.queues.values()])  # noqa: C419
-            self.shell.output += self.connection.take_output()
-            if not worked and not len(self.shell.tasks):
-                break
+        await self.rest()
         data, self.shell.output = bytes(self.shell.output), bytearray()
         while data[:4] == b"AMQP":
             self.headers.append(data[:8])
@@ -220,6 +215,15 @@ class Client:
                 rest = rest[8:]
             self._reader.feed(rest)
         return found
+
+    async def rest(self) -> None:
+        """Lets everything go on until nothing happens any more."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+            worked = any([queue.round() for queue in self.broker.queues.values()])  # noqa: C419
+            self.shell.output += self.connection.take_output()
+            if not worked and not len(self.shell.tasks):
+                break
 
     # the usual
 

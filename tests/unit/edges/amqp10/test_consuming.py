@@ -401,7 +401,7 @@ SQL = {Symbol("f"): Described(Symbol("amqp:sql-filter"), "")}
         (Source(address="/queues/none"), "amqp:not-found", "no queue 'none' in vhost '/'"),
         (Source(address="/exchanges/x/k"), "amqp:invalid-field", "Attach refused: bad address"),
         (Source(), "amqp:invalid-field", "Attach refused"),
-        (Source(address="/management"), "amqp:not-implemented", "/management not supported"),
+        (Source(address="/management"), "amqp:invalid-field", "needs the property paired=true"),
         (Source(dynamic=True), "amqp:not-implemented", "Dynamic source not supported"),
         (Source(address="/queues/q", outcomes=("amqp:other:list",)), "amqp:not-implemented",
          "Outcomes not supported: amqp:other:list"),

@@ -287,7 +287,7 @@ async def test_a_closed_window_is_not_to_be_written_into(client: Client) -> None
         (Target(address="/queue/q"), "amqp:invalid-field", "'/queues/QUEUE'"),
         (None, "amqp:invalid-field", "Attach refused"),
         (Coordinator(), "amqp:not-implemented", "Transactions not supported"),
-        (Target(address="/management"), "amqp:not-implemented", "/management not supported"),
+        (Target(address="/management"), "amqp:invalid-field", "needs the property paired=true"),
         (Target(dynamic=True, capabilities=("x",)), "amqp:not-implemented", "not supported: x"),
         (Target(address="/exchanges/secret/k"), "amqp:unauthorized-access",
          "write access to exchange 'secret' in vhost '/' refused for user 'guest'"),

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from convoymq.broker.facade import Broker
-from convoymq.edges.http.messages import OneShot
+from convoymq.edges.one_shot import OneShot
 from convoymq.messages.amqp091 import Properties, encode_properties
 from convoymq.messages.record import names_of, read_record
 from tests import hostile

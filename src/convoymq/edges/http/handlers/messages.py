@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convoymq.edges import one_shot
 from convoymq.edges.http import messages
 from convoymq.edges.http.bodies import ApiError, bad_request
 from convoymq.edges.http.call import DONE, Call, Status
@@ -48,7 +49,7 @@ async def _publish(call: Call, vhost: str, name: str, body: JsonObject) -> JsonO
 async def purge_queue(call: Call) -> Status:
     vhost, name = existing_queue(call)
     call.may("read", "queue", name)
-    await messages.purge(call.broker, vhost, name)
+    await one_shot.purge(call.broker, vhost, name)
     return Status(DONE)
 
 

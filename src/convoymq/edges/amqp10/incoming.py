@@ -1,0 +1,165 @@
+"""Links on which a client sends: deliveries of several transfers, and credit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from convoymq.edges.amqp10.errors import (
+    INVALID_FIELD,
+    MESSAGE_SIZE_EXCEEDED,
+    TRANSFER_LIMIT_EXCEEDED,
+    link_fault,
+    session_fault,
+)
+from convoymq.edges.amqp10.link import SETTLED, UNSETTLED, Link
+from convoymq.edges.amqp10.performatives import Attach, Detach, Flow, Transfer
+from convoymq.edges.amqp10.serial import following
+from convoymq.edges.amqp10.states import LinkState
+
+if TYPE_CHECKING:
+    from convoymq.edges.amqp10.session import Session
+
+
+class Incoming(Link, ABC):
+    """A link on which a client sends messages.
+
+    Args:
+        credit_max: messages that may be under way or in work.
+        message_size_max: limit of one message, bytes.
+    """
+
+    def __init__(
+        self, session: Session, attach: Attach, *, credit_max: int, message_size_max: int
+    ) -> None:
+        super().__init__(session, attach.handle, attach.name)
+        self.snd_settle_mode = attach.snd_settle_mode
+        self.delivery_count = attach.initial_delivery_count or 0
+        self.credit = 0
+        self.unconfirmed = 0
+        """Messages that are in work."""
+        self._credit_max = credit_max
+        self._message_size_max = message_size_max
+        self._attach = attach
+        self._delivery: Transfer | None = None
+        """First transfer of the delivery that is under way."""
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    @abstractmethod
+    def take(self, first: Transfer, message: bytes) -> None:
+        """Takes a message, whose delivery began with that transfer. Raises BrokerError."""
+
+    def is_held_up(self) -> bool:
+        """Returns whether nothing more is taken for now."""
+        return self.session.is_alarmed
+
+    def start(self) -> None:
+        """Answers the client's attach."""
+        attach, session = self._attach, self.session
+        session.links[self.handle] = self
+        self.enter(LinkState.ATTACHED)
+        session.send(
+            Attach(
+                name=attach.name,
+                handle=attach.handle,
+                role=True,
+                snd_settle_mode=attach.snd_settle_mode,
+                rcv_settle_mode=0,
+                source=attach.source,
+                target=attach.target,
+                max_message_size=self._message_size_max,
+                properties=self.properties,
+            )
+        )
+        self.renew_credit()
+
+    # --- credit --------------------------------------------------------------------------------
+
+    def renew_credit(self) -> None:
+        """Grants more credit, unless the client has enough, or nothing more is taken."""
+        used = self.grantable()
+        if self.state is not LinkState.ATTACHED or used * 2 < self._credit_max:
+            return
+        if not self.is_held_up():
+            self.credit += used
+            self.send_credit()
+
+    def grantable(self) -> int:
+        """Returns how much credit could be granted."""
+        return self._credit_max - self.unconfirmed - self.credit
+
+    def send_credit(self) -> None:
+        """Tells the client its credit."""
+        self.session.send_flow(
+            handle=self.handle, delivery_count=self.delivery_count, link_credit=self.credit
+        )
+
+    def on_flow(self, flow: Flow) -> None:
+        """Takes the client's view of the link, which changes nothing here."""
+        if flow.echo:
+            self.send_credit()
+
+    # --- input ---------------------------------------------------------------------------------
+
+    def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        """Takes a part of a message. Raises Fault."""
+        first = self._delivery
+        if first is None:
+            first = self._begin(transfer)
+        elif transfer.delivery_id not in (None, first.delivery_id):
+            raise link_fault(INVALID_FIELD, "delivery-id differs within one delivery")
+        elif transfer.settled not in (None, bool(first.settled)):
+            raise link_fault(INVALID_FIELD, "settled differs within one delivery")
+        if transfer.aborted:
+            self._reset()
+            self.renew_credit()
+            return
+        self._size += len(payload)
+        most = self._message_size_max
+        if self._size > most:
+            raise session_fault(
+                MESSAGE_SIZE_EXCEEDED,
+                f"message size ({self._size} bytes) exceeds maximum message size ({most} bytes)",
+            )
+        self._parts.append(payload)
+        if not transfer.more:
+            message = b"".join(self._parts)
+            self._reset()
+            self.take(first, message)
+            self.renew_credit()
+
+    def _begin(self, transfer: Transfer) -> Transfer:
+        if self.credit <= 0:
+            raise link_fault(TRANSFER_LIMIT_EXCEEDED, "insufficient credit (0) for this link")
+        if transfer.delivery_id is None:
+            raise link_fault(INVALID_FIELD, "the first transfer of a delivery lacks a delivery-id")
+        mode, settled = self.snd_settle_mode, bool(transfer.settled)
+        if mode in (UNSETTLED, SETTLED) and settled is not (mode == SETTLED):
+            raise link_fault(
+                INVALID_FIELD,
+                f"transfer settled={str(settled).lower()} on a link of snd-settle-mode {mode}",
+            )
+        self.credit -= 1
+        self.delivery_count = following(self.delivery_count, 1)
+        self._delivery = transfer
+        return transfer
+
+    def _reset(self) -> None:
+        self._delivery = None
+        self._parts.clear()
+        self._size = 0
+
+    # --- ends ----------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Ends without a word."""
+        self._reset()
+        self.enter(LinkState.DETACHED)
+
+    def on_detach(self, detach: Detach) -> None:
+        """Answers the client's detach."""
+        self.forget()
+        if self.state is not LinkState.DETACHING:
+            self.end()
+            self.session.send(Detach(handle=self.handle, closed=detach.closed))

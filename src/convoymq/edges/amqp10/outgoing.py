@@ -1,0 +1,228 @@
+"""Links on which a client receives: credit, and transfers as far as the client takes them.
+
+A link that has no queue (`Direct`) hands on what is given to it, settled: nobody keeps it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from convoymq.edges.amqp10.errors import MESSAGE_SIZE_EXCEEDED, link_fault
+from convoymq.edges.amqp10.frames import HEADER_BYTES
+from convoymq.edges.amqp10.link import SETTLED, Link
+from convoymq.edges.amqp10.performatives import Attach, Detach, Flow
+from convoymq.edges.amqp10.serial import ahead, following
+from convoymq.edges.amqp10.states import LinkState
+from convoymq.kernels.amqp10_delivery import transfer_frame
+from convoymq.messages.amqp10.values import Value
+
+if TYPE_CHECKING:
+    from convoymq.edges.amqp10.session import Session
+
+TRANSFER_BYTES_MAX = 96
+"""Of a transfer's performative with all fields that are used here."""
+UNLIMITED = (1 << 64) - 1
+
+
+class Outgoing(Link):
+    """A link on which a client receives."""
+
+    def __init__(self, session: Session, attach: Attach) -> None:
+        super().__init__(session, attach.handle, attach.name)
+        self.settled = attach.snd_settle_mode == SETTLED
+        self.message_size_max = attach.max_message_size or UNLIMITED
+        self.delivery_count = 0
+        self.credit = 0
+        self._attach = attach
+
+    @property
+    def available(self) -> int:
+        """Returns how many messages wait for credit."""
+        return 0
+
+    def take_credit(self, flow: Flow) -> None:
+        """Takes the credit that a client grants."""
+        granted = following(flow.delivery_count or 0, flow.link_credit or 0)
+        self.credit = max(0, ahead(granted, self.delivery_count))
+
+    def behind(self, send: Callable[[], None]) -> None:
+        """Sends a flow behind the deliveries that wait."""
+        self.session.outgoing.append(send)
+
+    def send_drained(self) -> None:
+        """Gives up the credit that is left, and says so."""
+        if self.state is LinkState.ATTACHED:
+            self.delivery_count = following(self.delivery_count, self.credit)
+            self.credit = 0
+            self.send_state(drain=True)
+
+    def send_state(self, *, drain: bool = False) -> None:
+        """Tells the client the link's credit, and what is there."""
+        if self.state is LinkState.ATTACHED:
+            self.session.send_flow(
+                handle=self.handle,
+                delivery_count=self.delivery_count,
+                link_credit=self.credit,
+                available=self.available,
+                drain=drain,
+            )
+
+    def count_sent(self) -> None:
+        """A message was sent."""
+        self.delivery_count = following(self.delivery_count, 1)
+        self.credit = max(0, self.credit - 1)
+        self.session.next_delivery_id = following(self.session.next_delivery_id, 1)
+
+    def size_fault(self, size: int) -> None:
+        """Detaches the link: a message is larger than the client takes."""
+        self.fail(
+            link_fault(
+                MESSAGE_SIZE_EXCEEDED,
+                f"message size ({size} bytes) exceeds maximum message size "
+                f"({self.message_size_max} bytes)",
+            )
+        )
+
+
+class Pending(ABC):
+    """Messages of a link that are sent one after the other, as far as the client takes them."""
+
+    __slots__ = ("_at", "_message", "link")
+
+    def __init__(self, link: Outgoing, message: bytes | None = None) -> None:
+        self.link = link
+        self._message = message
+        """Message that is being sent."""
+        self._at = 0
+
+    @abstractmethod
+    def send(self) -> bool:
+        """Sends transfers. Returns whether all are sent: else the client has to open its window, or
+        to read."""
+
+    def _send_parts(self, tag: bytes) -> bool:
+        """Sends transfers of the message that is under way; False: the client takes no more."""
+        link, session, message = self.link, self.link.session, self._message
+        assert message is not None
+        connection = session.connection
+        room = connection.peer_frame_max - HEADER_BYTES - TRANSFER_BYTES_MAX
+        while True:
+            if session.remote_incoming_window <= 0 or connection.output_full():
+                return False
+            connection.write(
+                transfer_frame(
+                    session.channel,
+                    link.handle,
+                    session.next_delivery_id,
+                    tag,
+                    link.settled,
+                    message,
+                    self._at,
+                    room,
+                )
+            )
+            self._at += room
+            session.remote_incoming_window -= 1
+            session.next_outgoing_id = following(session.next_outgoing_id, 1)
+            if self._at >= len(message):
+                self._message = None
+                self._at = 0
+                return True
+
+
+class Direct(Outgoing):
+    """A link without a queue.
+
+    Args:
+        attach: the client's, with the source that it is answered with.
+    """
+
+    def __init__(
+        self, session: Session, attach: Attach, properties: dict[Value, Value] | None = None
+    ) -> None:
+        super().__init__(session, attach)
+        self.settled = True
+        self.waiting = 0
+        """Messages that the client has credit for, and not got yet."""
+        self.properties = properties
+
+    def start(self) -> None:
+        """Answers the client's attach."""
+        attach, session = self._attach, self.session
+        session.links[self.handle] = self
+        self.enter(LinkState.ATTACHED)
+        session.send(
+            Attach(
+                name=attach.name,
+                handle=attach.handle,
+                role=False,
+                snd_settle_mode=SETTLED,
+                rcv_settle_mode=attach.rcv_settle_mode,
+                source=attach.source,
+                target=attach.target,
+                initial_delivery_count=0,
+                max_message_size=attach.max_message_size,
+                properties=self.properties,
+            )
+        )
+
+    def on_flow(self, flow: Flow) -> None:
+        """Takes the client's credit."""
+        self.take_credit(flow)
+        self.on_credit()
+        if flow.drain:
+            self.behind(self.send_drained)
+        elif flow.echo:
+            self.behind(self.send_state)
+
+    def on_credit(self) -> None:
+        """The client has granted credit."""
+
+    def push(self, message: bytes) -> bool:
+        """Sends a message, now or when the client's window opens. Returns whether it has credit."""
+        if self.state is not LinkState.ATTACHED or self.waiting >= self.credit:
+            return False
+        if len(message) > self.message_size_max:
+            self.size_fault(len(message))
+            return False
+        self.waiting += 1
+        self.session.outgoing.append(_Message(self, message))
+        self.session.pump()
+        return True
+
+    def count_sent(self) -> None:
+        """A message was sent."""
+        super().count_sent()
+        self.waiting -= 1
+
+    def give_back(self) -> None:
+        """Lets go what was not sent."""
+        self.session.take_back(self)
+
+    def end(self) -> None:
+        """Ends without a word."""
+        self.enter(LinkState.DETACHED)
+
+    def on_detach(self, detach: Detach) -> None:
+        """Answers the client's detach."""
+        self.forget()
+        if self.state is not LinkState.DETACHING:
+            self.end()
+            self.give_back()
+            self.session.send(Detach(handle=self.handle, closed=detach.closed))
+
+
+class _Message(Pending):
+    """A message of a link without a queue."""
+
+    link: Direct
+
+    def send(self) -> bool:
+        """See `Pending`."""
+        if self.link.state is LinkState.ATTACHED:
+            if not self._send_parts(b""):
+                return False
+            self.link.count_sent()
+        return True
