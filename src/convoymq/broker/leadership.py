@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 IN_PROGRESS = "rebalance_in_progress"
+LEADERS_TRIES = 20
+LEADERS_PAUSE_S = 0.05
 TRANSFER_TIMEOUT_S = 5.0
 TAKE_OVER_TIMEOUT_S = 2.0
 """Longest time that the next leader may take; the former one goes on before that."""
@@ -273,15 +275,17 @@ class Rebalancer(GroupOperations):
     async def _run(self, request: RebalanceRequest, progress: Progress) -> None:
         log.info("queue.rebalance_started", node=self._nodes.node_id, by=request.by)
         failed: set[int] = set()
+        seen: set[int] = set()
         try:
             for _ in range(PASSES_MAX):
                 leaders = await self._leaders(request)
+                seen.update(each.group for each in leaders)
                 moves = await self._plan(request, leaders, failed)
                 if not moves:
                     break
                 progress.planned += len(moves)
                 await self._carry_out(request, moves, progress, failed)
-            progress.leaders = self._count(await self._leaders(request))
+            progress.leaders = self._count(await self._leaders_of(request, seen))
             progress.ended = "done"
         except BrokerError as error:
             progress.ended = error.text
@@ -336,6 +340,17 @@ class Rebalancer(GroupOperations):
                     )
                 )
         return found
+
+    async def _leaders_of(self, request: RebalanceRequest, groups: set[int]) -> list[LedGroup]:
+        """Returns the leaders when all groups have one again, or after a second: a new leader may
+        not have begun to lead when the one before it has ended."""
+        for _ in range(LEADERS_TRIES):
+            leaders = await self._leaders(request)
+            missing = groups.difference(each.group for each in leaders)
+            if not missing.intersection(self._tree.queue_index.by_group):
+                break
+            await asyncio.sleep(LEADERS_PAUSE_S)
+        return leaders
 
     async def _plan(
         self, request: RebalanceRequest, leaders: Sequence[LedGroup], failed: Iterable[int]
