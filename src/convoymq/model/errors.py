@@ -106,8 +106,15 @@ class ResourceLocked(Refused):
     """Somebody else holds the thing exclusively."""
 
 
+_LIMIT = ["limit"]
+
+
 class PreconditionFailed(Refused):
     """The request contradicts what exists, or an argument is not acceptable."""
+
+    @classmethod
+    def rebuild(cls, text: str, subject: Subject | None, details: list[str]) -> Refused:
+        return (LimitReached if details == _LIMIT else cls)(text, subject=subject)
 
 
 class ValidationFailed(PreconditionFailed):
@@ -115,7 +122,11 @@ class ValidationFailed(PreconditionFailed):
 
 
 class LimitReached(PreconditionFailed):
-    """A limit allows no more of them. The error crosses a link as PreconditionFailed."""
+    """A limit allows no more of them. Older nodes take it for its base class, under whose name it
+    crosses a link."""
+
+    def details(self) -> list[str]:
+        return _LIMIT
 
 
 class NotAllowed(Refused):
