@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.clusters import Cluster
-from tests.interop.amqp10.support import GIVES_CREDIT
 from tests.interop.conftest import Names
 from tests.interop.helpers import eventually
 
@@ -62,7 +61,6 @@ class Handler(rabbitmq.AMQPMessagingHandler):  # type: ignore[misc, name-defined
             raise KeyboardInterrupt
 
 
-@GIVES_CREDIT
 def test_everything_from_declaration_to_deletion(dial: Callable[..., Any], names: Names) -> None:
     connection = dial()
     management = connection.management()

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.clusters import Cluster
-from tests.interop.amqp10.support import GIVES_CREDIT
 from tests.interop.conftest import Names
 from tests.interop.failover import declare_on_leader, leader_killed
 from tests.interop.helpers import api, eventually
@@ -68,7 +67,6 @@ def send(sender: Any, *bodies: Any, **fields: Any) -> list[Any]:
     return [sender.send(proton.Message(body=each, **fields)).remote_state for each in bodies]
 
 
-@GIVES_CREDIT
 def test_messages_go_in_and_out(dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     sender = connection.create_sender(f"/queues/{queue}")
@@ -77,7 +75,6 @@ def test_messages_go_in_and_out(dial: Callable[..., Any], queue: str) -> None:
     assert bodies(receiver, 3) == ["a", "b", {"c": 1}]
 
 
-@GIVES_CREDIT
 def test_a_large_message_comes_back_bit_by_bit(dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     body = bytes(range(256)) * 4096
@@ -88,7 +85,6 @@ def test_a_large_message_comes_back_bit_by_bit(dial: Callable[..., Any], queue: 
     receiver.accept()
 
 
-@GIVES_CREDIT
 def test_properties_come_back(dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     sender = connection.create_sender(f"/queues/{queue}")
@@ -120,7 +116,6 @@ def test_properties_come_back(dial: Callable[..., Any], queue: str) -> None:
 # Both protocols
 
 
-@GIVES_CREDIT
 def test_a_message_of_1_0_is_read_by_pika_and_back(
     dial: Callable[..., Any], queue: str, channel: Any
 ) -> None:
@@ -169,7 +164,6 @@ def test_the_anonymous_terminus_asks_every_message(dial: Callable[..., Any], que
 # Outcomes
 
 
-@GIVES_CREDIT
 def test_what_is_released_comes_again_unfailed(dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     send(connection.create_sender(f"/queues/{queue}"), "again")
@@ -181,7 +175,6 @@ def test_what_is_released_comes_again_unfailed(dial: Callable[..., Any], queue: 
     receiver.accept()
 
 
-@GIVES_CREDIT
 def test_what_was_modified_as_failed_counts(dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     send(connection.create_sender(f"/queues/{queue}"), "again")
@@ -196,7 +189,6 @@ def test_what_was_modified_as_failed_counts(dial: Callable[..., Any], queue: str
     receiver.accept()
 
 
-@GIVES_CREDIT
 def test_what_is_rejected_is_dead_lettered(
     dial: Callable[..., Any], channel: Any, names: Names
 ) -> None:
@@ -217,7 +209,6 @@ def test_what_is_rejected_is_dead_lettered(
 # Credit
 
 
-@GIVES_CREDIT
 def test_a_receiver_gets_as_much_as_its_credit(
     dial: Callable[..., Any], queue: str, channel: Any
 ) -> None:
@@ -230,7 +221,6 @@ def test_a_receiver_gets_as_much_as_its_credit(
     receiver.accept()
 
 
-@GIVES_CREDIT
 def test_a_drain_ends_with_what_is_there(dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     send(connection.create_sender(f"/queues/{queue}"), *"abc")
@@ -240,7 +230,6 @@ def test_a_drain_ends_with_what_is_there(dial: Callable[..., Any], queue: str) -
     assert bodies(receiver, 3) == ["a", "b", "c"]
 
 
-@GIVES_CREDIT
 def test_a_closed_receiver_gives_back(dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     send(connection.create_sender(f"/queues/{queue}"), "a")
@@ -272,7 +261,6 @@ def test_an_old_address_names_the_new_form(dial: Callable[..., Any], queue: str)
         dial().create_sender(f"/queue/{queue}")
 
 
-@GIVES_CREDIT
 def test_permission_denied(cluster: Cluster, dial: Callable[..., Any], queue: str) -> None:
     api(cluster, "PUT", "users/reader", {"password": "secret", "tags": ""})
     rules = {"configure": "", "write": "", "read": ".*"}
@@ -288,7 +276,6 @@ def test_permission_denied(cluster: Cluster, dial: Callable[..., Any], queue: st
 # Lists
 
 
-@GIVES_CREDIT
 def test_a_connection_is_listed(cluster: Cluster, dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     connection.create_receiver(f"/queues/{queue}")
@@ -303,7 +290,6 @@ def test_a_connection_is_listed(cluster: Cluster, dial: Callable[..., Any], queu
 # Failures
 
 
-@GIVES_CREDIT
 def test_a_killed_leader_costs_nothing(
     cluster: Cluster, dial: Callable[..., Any], names: Names
 ) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.clusters import Cluster
-from tests.interop.amqp10.support import GIVES_CREDIT
 from tests.interop.conftest import Names
 
 rabbitmq = pytest.importorskip(
@@ -64,7 +63,6 @@ class Handler(rabbitmq.AMQPMessagingHandler):  # type: ignore[misc, name-defined
             raise KeyboardInterrupt
 
 
-@GIVES_CREDIT
 def test_messages_are_published_and_settled(connection: Any, queue: str) -> None:
     address = rabbitmq.AddressHelper.queue_address(queue)
     publisher = connection.publisher(address)
