@@ -278,7 +278,7 @@ class Rebalancer(GroupOperations):
         seen: set[int] = set()
         try:
             for _ in range(PASSES_MAX):
-                leaders = await self._leaders(request)
+                leaders = await self._leaders_of(request, seen)
                 seen.update(each.group for each in leaders)
                 moves = await self._plan(request, leaders, failed)
                 if not moves:
