@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from convoymq.broker.records import User
 
@@ -70,3 +72,37 @@ class ClientConnection:
     def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
         """See `ConnectionHandle`."""
         return 0
+
+
+class Closable(Protocol):
+    """A connection that its edge closes when the node stops."""
+
+    def close(self, reason: str) -> None:
+        """Closes it, and tells the client why."""
+
+    def lost(self) -> None:
+        """The socket is gone."""
+
+
+async def close_all(
+    connections: Mapping[int, Closable],
+    reason: str,
+    flush: Callable[[], None],
+    timeout_s: float,
+) -> None:
+    """Closes connections, and waits a bounded time for the answers of their clients.
+
+    Args:
+        connections: those that are there; one that ends leaves it.
+        flush: writes the output.
+    """
+    for connection in list(connections.values()):
+        connection.close(reason)
+    flush()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while connections and loop.time() < deadline:
+        await asyncio.sleep(0.01)
+        flush()
+    for connection in list(connections.values()):
+        connection.lost()

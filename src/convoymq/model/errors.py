@@ -271,3 +271,8 @@ def refusal_from_builtins(parts: list[str]) -> Refused:
         return _REFUSAL_BY_NAME[name].rebuild(text, subject, rest[SUBJECT_PARTS:])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise SyntaxFault(f"not a refusal: {parts!r}") from error
+
+
+def as_broker_error(error: Exception) -> BrokerError:
+    """Returns the answer of a queue as an error that clients can be told."""
+    return error if isinstance(error, BrokerError) else BrokerError(str(error))

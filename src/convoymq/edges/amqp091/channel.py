@@ -35,7 +35,6 @@ from convoymq.edges.amqp091.consumers import (
     settle_nowhere,
 )
 from convoymq.edges.amqp091.deliveries import Deliveries
-from convoymq.edges.amqp091.errors import as_broker_error
 from convoymq.edges.amqp091.publishing import names_of
 from convoymq.edges.amqp091.timeouts import AcknowledgementTimeouts
 from convoymq.edges.amqp091.transactions import Transaction
@@ -45,7 +44,13 @@ from convoymq.kernels.batch import PublishTarget, record
 from convoymq.kernels.channel_codec import CHANNEL_CLOSING, ChannelCodec, ConsumerDeliveries
 from convoymq.kernels.route_cache import RouteCount
 from convoymq.model import refusals
-from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
+from convoymq.model.errors import (
+    BrokerError,
+    ChannelFault,
+    CommandFault,
+    PreconditionFailed,
+    as_broker_error,
+)
 from convoymq.model.refusals import queue_subject
 from convoymq.queues.interface import (
     ClientEvents,

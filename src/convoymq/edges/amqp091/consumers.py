@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from convoymq.broker.declarations import generated_name
 from convoymq.edges.amqp091 import _spec as spec
-from convoymq.edges.amqp091.errors import as_broker_error
 from convoymq.edges.amqp091.timeouts import consumer_timeout_ms, is_timed
 from convoymq.kernels import channel_codec
 from convoymq.kernels.channel_codec import ConsumerDeliveries
 from convoymq.model import refusals
-from convoymq.model.errors import BrokerError
+from convoymq.model.errors import BrokerError, as_broker_error
 from convoymq.model.refusals import queue_subject
 from convoymq.model.tables import Field, Table
 from convoymq.queues.interface import (

@@ -12,6 +12,7 @@ from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.connection import Connection
 from convoymq.edges.amqp091.handshake import PROTOCOL_HEADERS, amqplain
 from convoymq.edges.amqp091.sockets import SocketShell, TlsShell
+from convoymq.edges.connections import close_all
 from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, RunInput, message_metrics
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
@@ -79,17 +80,9 @@ class AmqpEdge(Edge):
         if self._on_alarms in self.broker.alarms.listeners:
             self.broker.alarms.listeners.remove(self._on_alarms)
         self._hang_ups.set(False)
-        for connection in list(self.connections.values()):
-            connection.close(SHUTDOWN)
-        self.outbox.flush()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.settings.close_timeout_s
-        while self.connections and loop.time() < deadline:
-            await asyncio.sleep(0.01)
-            self.outbox.flush()
-        for connection in list(self.connections.values()):
-            connection.lost()
-        await self._tasks.wait(self.settings.close_timeout_s)
+        timeout_s = self.settings.close_timeout_s
+        await close_all(self.connections, SHUTDOWN, self.outbox.flush, timeout_s)
+        await self._tasks.wait(timeout_s)
         self._tasks.cancel()
 
     def connect(self, incoming: Incoming) -> None:

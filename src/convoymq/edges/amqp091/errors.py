@@ -99,8 +99,3 @@ def shortened(text: str) -> str:
     """Returns a reply text of at most 255 bytes of UTF-8."""
     data = text.encode("utf-8", "replace")
     return data[:REPLY_TEXT_BYTES_MAX].decode("utf-8", "ignore")
-
-
-def as_broker_error(error: Exception) -> BrokerError:
-    """Returns what a queue answered as an error that has a reply code."""
-    return error if isinstance(error, BrokerError) else BrokerError(str(error))

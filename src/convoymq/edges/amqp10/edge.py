@@ -9,6 +9,7 @@ from convoymq.broker.access import AMQP_10
 from convoymq.edges.amqp10.config import Amqp10Config
 from convoymq.edges.amqp10.connection import Connection
 from convoymq.edges.amqp10.opening import PROTOCOL_HEADERS
+from convoymq.edges.connections import close_all
 from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, message_metrics
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.model.clock import Timer
@@ -50,17 +51,9 @@ class Amqp10Edge(Edge):
         """Closes all connections and waits a bounded time for their answers."""
         if self._on_alarms in self.broker.alarms.listeners:
             self.broker.alarms.listeners.remove(self._on_alarms)
-        for connection in list(self.connections.values()):
-            connection.close(SHUTDOWN)
-        self._flush()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.settings.close_timeout_s
-        while self.connections and loop.time() < deadline:
-            await asyncio.sleep(0.01)
-            self._flush()
-        for connection in list(self.connections.values()):
-            connection.lost()
-        await self._tasks.wait(self.settings.close_timeout_s)
+        timeout_s = self.settings.close_timeout_s
+        await close_all(self.connections, SHUTDOWN, self._flush, timeout_s)
+        await self._tasks.wait(timeout_s)
         self._tasks.cancel()
 
     def connect(self, incoming: Incoming) -> None:

@@ -39,7 +39,7 @@ from convoymq.kernels.content import split_record
 from convoymq.messages.amqp10.message import transfer_of
 from convoymq.messages.amqp10.values import Symbol, Value
 from convoymq.messages.record import read_names
-from convoymq.model.errors import BrokerError
+from convoymq.model.errors import BrokerError, as_broker_error
 from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec, Delivery, Queue, QueueClient
 
@@ -112,8 +112,7 @@ class Sender(Outgoing):
         if error is not None:
             self.session.by_number.pop(self.number, None)
             self.enter(LinkState.DETACHED)
-            refused = error if isinstance(error, BrokerError) else BrokerError(str(error))
-            refuse(self.session, self._attach, fault_of(refused, Scope.LINK))
+            refuse(self.session, self._attach, fault_of(as_broker_error(error), Scope.LINK))
             return
         self.enter(LinkState.ATTACHED)
         self._answer_attach()
