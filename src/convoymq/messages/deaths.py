@@ -158,17 +158,11 @@ def dead_letter_run(
     return DeadLetterRun(count, (text_of(key),), records, ((death.queue, death.reason),))
 
 
-def dead_letter(record: bytes, death: Death, added: Table = EMPTY) -> DeadLetter:
-    """Returns what becomes of a record. Raises BrokerError, ValueError when it is broken.
-
-    Args:
-        added: headers that it has beyond its own, or instead of these.
-    """
+def dead_letter(record: bytes, death: Death) -> DeadLetter:
+    """Returns what becomes of a record. Raises BrokerError, ValueError when it is broken."""
     exchange, routing_key, header, content, _ = message = read_stored(record)
     # It has waited: a dead letter goes at once.
     own_headers = message.headers.without(DELAY).without(DELIVER_AT)
-    for name, field in added.items():
-        own_headers = own_headers.with_field(name, field)
     properties = replace(header.properties, headers=own_headers)
     own = (routing_key, *kept_keys(own_headers))
     headers, deaths = _with_death(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from convoymq.kernels import batch
 from convoymq.kernels.dead_letters import FirstDeath
 from convoymq.messages.amqp091 import Properties
+from convoymq.messages.amqp10.message import annotated
 from convoymq.messages.deaths import (
     DeadLetter,
     DeadLetterRun,
@@ -29,7 +30,6 @@ from convoymq.model.errors import BrokerError
 from convoymq.queues.earliest_timer import EarliestTimer
 from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
-from convoymq.queues.outcomes import headers_of
 
 if TYPE_CHECKING:
     from convoymq.model.tables import Table
@@ -234,8 +234,8 @@ class DeadLetterPublisher(NullEvents):
         death, kernel = self._death(cause.reason)
         try:
             if cause.annotations:
-                said = headers_of(cause.annotations)
-                return dead_letter(batch.record(block, command, first), death, said)
+                record = annotated(batch.record(block, command, first), cause.annotations)
+                return dead_letter(record, death)
             if not self._options.routes.varies_by_message(self._source.vhost, self._exchange):
                 run = dead_letter_run(block, command, first, limit, death, kernel)
                 if run is not None:

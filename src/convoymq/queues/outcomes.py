@@ -18,7 +18,6 @@ from typing import NamedTuple
 from convoymq.kernels import batch
 from convoymq.messages.amqp10.values import Described, Symbol, decode, encode
 from convoymq.model.errors import Misuse
-from convoymq.model.tables import Field, Table, bytes_of
 
 CMD_GRANT = 24
 CMD_MODIFY = 25
@@ -105,28 +104,6 @@ def annotations_of(error: bytes) -> bytes:
     names = ("x-opt-rejected-condition", "x-opt-rejected-description")
     said = {Symbol(name): field for name, field in zip(names, fields, strict=False) if field}
     return encode(said) if said else b""
-
-
-def headers_of(annotations: bytes) -> Table:
-    """Returns annotations as headers of AMQP 0-9-1; those of types that have no header are left
-    out. Raises PeerError, Misuse: they are no map."""
-    fields: list[tuple[str, Field]] = []
-    for key, value in _map_of(annotations).items():
-        if isinstance(value, bool):
-            field = Field("t", value)
-        elif isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
-            field = Field("l", int(value))
-        elif isinstance(value, float):
-            field = Field("d", float(value))
-        elif isinstance(value, str):
-            field = Field("S", bytes_of(value))
-        elif isinstance(value, bytes):
-            field = Field("x", value)
-        else:
-            continue
-        if isinstance(key, str):
-            fields.append((str(key), field))
-    return Table.from_fields(fields)
 
 
 class Annotated:

@@ -189,21 +189,42 @@ def test_what_was_modified_as_failed_counts(dial: Callable[..., Any], queue: str
     receiver.accept()
 
 
-def test_what_is_rejected_is_dead_lettered(
-    dial: Callable[..., Any], channel: Any, names: Names
+@pytest.mark.parametrize("by", ["1.0", "0-9-1"])
+def test_what_is_rejected_is_dead_lettered_with_its_error(
+    dial: Callable[..., Any], channel: Any, names: Names, by: str
 ) -> None:
     dead, queue = names.queue("dead"), names.queue("q")
     channel.queue_declare(dead, durable=True, arguments=QUORUM)
     arguments = {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
     channel.queue_declare(queue, durable=True, arguments=arguments)
     connection = dial()
-    send(connection.create_sender(f"/queues/{queue}"), "bad")
+    if by == "1.0":
+        send(connection.create_sender(f"/queues/{queue}"), b"bad")
+    else:
+        channel.basic_publish("", queue, b"bad")
     receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
     receiver.receive(timeout=PATIENCE_S)
-    receiver.reject()
+    delivery = receiver.fetcher.unsettled.popleft()
+    delivery.local.annotations = {proton.symbol("x-opt-rate"): 0.5}
+    delivery.update(proton.Delivery.MODIFIED)
+    delivery.settle()
+    receiver.receive(timeout=PATIENCE_S)
+    delivery = receiver.fetcher.unsettled.popleft()
+    delivery.local.condition = proton.Condition("app:bad", "it is bad")
+    delivery.update(proton.Delivery.REJECTED)
+    delivery.settle()
     letter = connection.create_receiver(f"/queues/{dead}").receive(timeout=PATIENCE_S)
-    assert letter.body == "bad"
-    assert letter.annotations["x-first-death-reason"] == "rejected"
+    assert bytes(letter.body) == b"bad"
+    said = {name: letter.annotations[name] for name in (
+        "x-first-death-reason", "x-opt-rejected-condition", "x-opt-rejected-description",
+        "x-opt-rate",
+    )}  # fmt: skip
+    assert said == {
+        "x-first-death-reason": "rejected",
+        "x-opt-rejected-condition": "app:bad",
+        "x-opt-rejected-description": "it is bad",
+        "x-opt-rate": 0.5,
+    }
 
 
 # Credit

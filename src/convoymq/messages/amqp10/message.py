@@ -16,6 +16,8 @@ from convoymq.kernels.content import content_parts, split_record
 from convoymq.messages.amqp091 import Properties, decode_header
 from convoymq.messages.amqp10.encoding import (
     COPY_ANNOTATION,
+    DELIVERY_DELAY,
+    DELIVERY_TIME,
     deaths_in,
     headers_of,
     sections_of,
@@ -51,6 +53,8 @@ DELIVERY_COUNT = Symbol("x-delivery-count")
 _TTL_MS_MAX = (1 << 32) - 1
 _OCTET = encoding_octet(AMQP_10)
 _COPY_ANNOTATION = Symbol(COPY_ANNOTATION)
+_RESERVED = frozenset((COPY_ANNOTATION, DELIVERY_TIME, DELIVERY_DELAY))
+_DEATH_WORDS = ("x-first-death-", "x-last-death-")
 
 
 class Stored(NamedTuple):
@@ -141,14 +145,18 @@ def composed_transfer(
 
 def annotated(record: bytes, annotations: bytes) -> bytes:
     """Returns a record with more annotations, which are headers for AMQP 0-9-1; those that do not
-    fit are left out.
+    fit are left out, and those by which the broker routes or tells of deaths.
 
     Args:
         annotations: an encoded map.
     Raises:
         PeerError, ValueError: the record or the map is damaged.
     """
-    notes = annotations_of(annotations)
+    notes = {
+        key: value
+        for key, value in annotations_of(annotations).items()
+        if key not in _RESERVED and not str(key).startswith(_DEATH_WORDS)
+    }
     names, content = split_record(record)
     if content[:1] == bytes((_OCTET,)):
         _, body = content_parts(content)

@@ -220,6 +220,12 @@ def test_annotations_are_added_to_a_message_of_amqp_091() -> None:
         annotated(record, encode({"x-why": 1}))
 
 
+def test_annotations_of_consumers_neither_route_a_message_nor_tell_of_deaths() -> None:
+    record = record_of(BODY)
+    for name in ("x-cc", "x-opt-delivery-time", "x-first-death-queue", "x-last-death-reason"):
+        assert annotated(record, encode({Symbol(name): ["k"]})) == annotated(record, encode({}))
+
+
 def test_a_damaged_message_is_refused_by_its_readers() -> None:
     for stored in (b"", b"\xff", section(0x73, []), noted({})[:-1], BODY[:-3]):
         record = names_of("x", "k") + content_of(Properties(), stored, AMQP_10)
