@@ -8,32 +8,28 @@ broker become HTTP errors in one table.
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 import structlog
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from convoymq.broker.access import HTTP
 from convoymq.broker.facade import Broker
 from convoymq.broker.records import User
 from convoymq.edges.http import metrics, scrapes
+from convoymq.edges.http.authentication import Authentication, challenge
 from convoymq.edges.http.bodies import ApiError, Bodies
 from convoymq.edges.http.call import Call, Status, object_not_found
 from convoymq.edges.http.handlers import ROUTES
 from convoymq.edges.http.json_values import as_json, listed
 from convoymq.edges.http.lists import Page, only_columns
+from convoymq.edges.http.page_files import SECURITY_HEADERS, PageFiles
 from convoymq.edges.http.rates import Rates
 from convoymq.edges.http.routes import find
 from convoymq.edges.http.served import Served
-from convoymq.edges.http.times import HOLD_BACK
 from convoymq.edges.http.topics import refusal_of
-from convoymq.edges.sasl import Credentials, Login
 from convoymq.model.errors import (
     AccessRefused,
     BrokerError,
@@ -47,9 +43,10 @@ from convoymq.topics.rules.refusals import TopicRefused
 
 log = structlog.get_logger()
 
-LOGIN_TAGS = frozenset({"management", "policymaker", "monitoring", "administrator"})
+NOBODY = User(name="")
+WITHOUT_USER = frozenset({("POST", "login")})
+"""Method and path of requests that need no log-in."""
 AMQP_SUBJECTS = frozenset({"queues", "exchanges", "bindings"})
-WWW_AUTHENTICATE = 'Basic realm="RabbitMQ Management"'
 
 
 def make_api(
@@ -59,31 +56,41 @@ def make_api(
     served: Served | None = None,
     user: User | None = None,
     rates: Rates | None = None,
+    authentication: Authentication | None = None,
 ) -> ASGIApp:
-    """Returns the application for the HTTP API.
+    """Returns the application for the HTTP API and the management page.
 
     Args:
         rates: of what it shows; None: its own.
+        authentication: has the sessions; None: its own.
         user: who asks, in all requests; None = whose name and password a request has.
     """
     served = served or Served()
-    login = Login(broker.access, served.login, HTTP)
-    api = _Api(broker, bodies or Bodies(), served, login, user, rates or Rates())
+    authentication = authentication or Authentication(broker, served)
+    api = _Api(broker, bodies or Bodies(), served, authentication, user, rates or Rates())
+    files = PageFiles(routes=ROUTES)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
         try:
-            response = await api.answer(request)
+            segments = _segments(request)
+            if segments[0] in ("api", "metrics"):
+                response = await api.answer(request, segments)
+            else:
+                response = await files.answer(request, segments)
         except ApiError as error:
             response = _refusal(error.status, error.error, error.text, error.more)
+            if error.status == 401:
+                response.headers.update(challenge(request))
         except BrokerError as error:
             response = _broker_refusal(error, request)
         except Exception:
             log.exception("management.request_failed", method=request.method, path=scope["path"])
             response = _refusal(500, "internal_error", "the log of the node says more")
-        response.headers["cache-control"] = "no-cache"
+        response.headers.setdefault("cache-control", "no-cache")
+        response.headers.update(SECURITY_HEADERS)
         await response(scope, receive, send)
 
     return app
@@ -105,25 +112,30 @@ class _Api:
     broker: Broker
     bodies: Bodies
     served: Served
-    login: Login
+    authentication: Authentication
     user: User | None
     rates: Rates
 
-    async def answer(self, request: Request) -> Response:
-        segments = _segments(request)
+    async def answer(self, request: Request, segments: list[str]) -> Response:
         if segments == ["metrics"]:
             return await scrapes.answer(request, _render(self.broker, self.served))
-        if not segments or segments[0] != "api":
-            if segments == [""]:
-                return Response("ConvoyMQ: the HTTP API is under /api\n", media_type="text/plain")
-            raise object_not_found()
         segments = segments[1:]
         if segments and not segments[-1]:
             segments.pop()
+        if segments in ([], ["index.html"]):
+            return RedirectResponse("/doc")
         handler, path = find(ROUTES, request.method, segments)
-        user = self.user or await self._authenticate(request)
-        call = Call(self.broker, self.rates, self.bodies, request, user, path, self.served)
+        user = self.user
+        if user is None:
+            is_open = (request.method, *segments) in WITHOUT_USER
+            user = NOBODY if is_open else await self.authentication.user_of(request)
+        call = Call(
+            self.broker, self.rates, self.bodies, request, user, path, self.served,
+            self.authentication,
+        )  # fmt: skip
         result = await handler(call)
+        if isinstance(result, Response):
+            return result
         if isinstance(result, Status):
             headers = {"location": result.location} if result.location else None
             return Response(status_code=result.status, headers=headers)
@@ -135,26 +147,6 @@ class _Api:
         body = await listed(result) if isinstance(result, list) else as_json(result)
         return Response(body, status, media_type="application/json")
 
-    async def _authenticate(self, request: Request) -> User:
-        given = request.headers.get("authorization")
-        if given is None:
-            # A browser asks without a name first, to hear that one is wanted.
-            raise ApiError(401, "not_authorized", "Login failed")
-        name = ""
-        peer = request.client.host if request.client is not None else ""
-        try:
-            name, password = _credentials(given)
-            user = await self.login.user(Credentials(name, password), peer)
-        except (ValueError, AccessRefused) as error:
-            reason = error.text if isinstance(error, AccessRefused) else "malformed credentials"
-            log.warning("management.login_refused", peer=peer, user=name, reason=reason)
-            hold_back = request.scope.get(HOLD_BACK, asyncio.sleep)
-            await hold_back(self.login.config.failed_login_delay_s)
-            raise ApiError(401, "not_authorized", "Login failed") from None
-        if not LOGIN_TAGS.intersection(user.tags):
-            raise ApiError(401, "not_authorized", "Not management user")
-        return user
-
 
 def _segments(request: Request) -> list[str]:
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
@@ -165,24 +157,8 @@ def _segments(request: Request) -> list[str]:
         raise object_not_found() from None
 
 
-def _credentials(header: str) -> tuple[str, bytes]:
-    """Returns the name and password of basic authentication. Raises ValueError."""
-    kind, _, encoded = header.partition(" ")
-    if kind.lower() != "basic":
-        raise ValueError(kind)
-    try:
-        name, separator, password = base64.b64decode(encoded).partition(b":")
-    except binascii.Error as error:
-        raise ValueError(str(error)) from None
-    if not separator:
-        raise ValueError("no password")
-    return name.decode(), password
-
-
 def _refusal(status: int, error: str, reason: str, more: JsonObject | None = None) -> Response:
-    headers = {"www-authenticate": WWW_AUTHENTICATE} if status == 401 else None
-    body = {"error": error, "reason": reason, **(more or {})}
-    return JSONResponse(body, status, headers=headers)
+    return JSONResponse({"error": error, "reason": reason, **(more or {})}, status)
 
 
 def _broker_refusal(error: BrokerError, request: Request) -> Response:

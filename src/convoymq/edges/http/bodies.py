@@ -13,6 +13,7 @@ import json
 import math
 import re
 from json.decoder import scanstring  # type: ignore[attr-defined]
+from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -34,6 +35,8 @@ IDLE_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 
 FORM_TYPE = "multipart/form-data"
+FIELDS_TYPE = "application/x-www-form-urlencoded"
+FIELDS_MAX = 16
 
 _WHITE = " \t\n\r"
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
@@ -92,6 +95,23 @@ class Bodies:
                     )
         except TimeoutError:
             raise ApiError(408, "request_timeout", "the body did not come in time") from None
+
+    async def read_fields(self, request: Request) -> JsonObject:
+        """Returns the fields of a small form, or of a JSON object. Raises ApiError."""
+        if request.headers.get("content-type", "").partition(";")[0].strip() != FIELDS_TYPE:
+            body = await self.read(request, AT_ONCE_BYTES_MAX)
+            if not isinstance(body, dict):
+                raise bad_request("the body must be a JSON object or a form")
+            return body
+        reader = _Reader(request, AT_ONCE_BYTES_MAX, self._idle_timeout_s)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await reader.take(AT_ONCE_BYTES_MAX)
+            return dict(parse_qsl(reader.text(), max_num_fields=FIELDS_MAX))
+        except TimeoutError:
+            raise ApiError(408, "request_timeout", "the body did not come in time") from None
+        except ValueError as error:
+            raise bad_request(str(error)) from None
 
 
 class _Reader:

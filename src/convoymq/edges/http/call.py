@@ -10,6 +10,7 @@ from starlette.requests import Request
 from convoymq.broker.changes import Command
 from convoymq.broker.facade import Broker
 from convoymq.broker.records import User
+from convoymq.edges.http.authentication import Authentication
 from convoymq.edges.http.bodies import BODY_BYTES_MAX, ApiError, Bodies, bad_request
 from convoymq.edges.http.fields import only_keys
 from convoymq.edges.http.rates import Ranges, Rates, ranges_in
@@ -52,6 +53,7 @@ class Call:
     user: User
     path: dict[str, str]
     served: Served
+    authentication: Authentication
 
     @property
     def is_administrator(self) -> bool:

@@ -27,6 +27,13 @@ class ManagementConfig(Section):
         "Metrics for Prometheus: a port, an address and port, or `none`, as the others.",
         parse=parse_listener,
     )
+    session_timeout_min: int = key(
+        "management.login_session_timeout",
+        480,
+        "Minutes after which a browser that logged in must do so again.",
+        low=1,
+        high=525_600,
+    )
 
     def listeners(self) -> tuple[Listener, ...]:
         return (

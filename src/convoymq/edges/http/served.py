@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from convoymq.edges.http.config import ManagementConfig
 from convoymq.edges.sasl import LoginConfig
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Served:
     message_bytes_max: int = LARGE_BODY_BYTES_MAX
     """Body limit of messages."""
     login: LoginConfig = field(default_factory=LoginConfig)
+    session_timeout_s: float = 8 * 3600
     connections_max: int = 65_536
     certificate_file: str = ""
     """Certificate of the TLS listeners; "" = they have none."""
@@ -37,6 +39,7 @@ def served_by(config: Config, edges: Callable[[], Sequence[Edge]]) -> Served:
     return Served(
         message_bytes_max=config.listeners.max_message_size,
         login=config.of(LoginConfig),
+        session_timeout_s=60 * config.of(ManagementConfig).session_timeout_min,
         connections_max=config.listeners.connections_max,
         certificate_file=config.ssl.certfile,
         cluster_size_target=config.cluster.size_hint,

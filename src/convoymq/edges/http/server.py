@@ -14,6 +14,7 @@ from convoymq.transport.listening import BACKLOG
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from convoymq.edges.http.authentication import Authentication
     from convoymq.edges.http.rates import Rates
 
 
@@ -37,6 +38,8 @@ class ManagementServer:
         """
         self._broker = broker
         self._rates: Rates | None = None
+        self._authentication: Authentication | None = None
+        """Of all addresses, as the rates."""
         self._served = served
         times = times or Times()
         self._listeners = [
@@ -67,11 +70,18 @@ class ManagementServer:
 
     def _make_api(self) -> ASGIApp:
         from convoymq.edges.http.app import make_api
+        from convoymq.edges.http.authentication import Authentication
         from convoymq.edges.http.rates import Rates
 
-        if self._rates is None:
+        if self._rates is None or self._authentication is None:
             self._rates = Rates()
-        return make_api(self._broker, served=self._served, rates=self._rates)
+            self._authentication = Authentication(self._broker, self._served or Served())
+        return make_api(
+            self._broker,
+            served=self._served,
+            rates=self._rates,
+            authentication=self._authentication,
+        )
 
     def _make_metrics(self) -> ASGIApp:
         from convoymq.edges.http.app import make_metrics

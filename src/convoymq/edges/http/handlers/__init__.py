@@ -10,6 +10,7 @@ from convoymq.edges.http.handlers import (
     definitions,
     exchanges,
     health,
+    login,
     messages,
     nodes,
     permissions,
@@ -43,6 +44,7 @@ ROUTES: tuple[Route, ...] = (
     *users.routes,
     *permissions.routes,
     *health.routes,
+    *login.routes,
 )
 
 __all__ = ["ROUTES"]
