@@ -61,6 +61,10 @@ class Amqp10Config(Section):
     """Output at which a connection gets no more deliveries encoded and is not read."""
     output_bytes_low: int = 1 << 20
     """Output at which that ends."""
+    unfinished_max: int = 4
+    """Messages of the largest size that a connection may have sent without their last transfers."""
+    waiting_max: int = 4
+    """Performatives that wait until the link that had their handle is detached."""
     clients_max: int = 1024
     """Queues that a session keeps a command stream to; idle ones beyond are closed."""
 

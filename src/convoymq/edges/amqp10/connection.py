@@ -116,6 +116,8 @@ class Connection(ClientConnection):
         self.output = bytearray()
         self.kept_bytes = 0
         """Output that the shell keeps until the socket takes it."""
+        self.unfinished_bytes = 0
+        """Of messages whose last transfer has not come."""
         self.received = 0
         self.sent = 0
         self.counters = broker.counters.of(AMQP_10)
@@ -128,6 +130,8 @@ class Connection(ClientConnection):
         self._seen_received = 0
         self._seen_sent = 0
         self._dirty: set[Session] = set()
+        self._held_up = False
+        """Deliveries wait until the output has room."""
         self._timers = [shell.call_later(handshake_left_s, self._handshake_late)]
 
     def enter(self, state: State) -> None:
@@ -164,8 +168,13 @@ class Connection(ClientConnection):
         self.kept_bytes = count
         if self.output_bytes > self.settings.output_bytes_high:
             self.pause("output")
-        elif "output" in self._pauses and self.output_bytes <= self.settings.output_bytes_low:
+            return
+        if "output" in self._pauses:
+            if self.output_bytes > self.settings.output_bytes_low:
+                return
             self.resume("output")
+        if self._held_up:
+            self._held_up = False
             for session in list(self.sessions_open.values()):
                 session.pump()
 
@@ -178,7 +187,9 @@ class Connection(ClientConnection):
 
     def output_full(self) -> bool:
         """Returns whether the client reads too slowly for more deliveries."""
-        return self.output_bytes > self.settings.output_bytes_high
+        full = self.output_bytes > self.settings.output_bytes_high
+        self._held_up |= full
+        return full
 
     def write(self, data: bytes) -> None:
         """Appends bytes to the output."""

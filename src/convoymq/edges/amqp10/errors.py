@@ -65,6 +65,10 @@ _CONDITIONS: dict[type[BrokerError], str] = {
 }
 
 
+TEXT_BYTES_MAX = 400
+"""Of an error's description: it fits into the smallest frame that a client may ask for."""
+
+
 class Scope(Enum):
     """Extent of an error: it ends a link, a session or the connection."""
 
@@ -83,7 +87,7 @@ class Fault(BrokerError):
         text: str,
         info: Mapping[str, Value] | None = None,
     ) -> None:
-        super().__init__(text)
+        super().__init__(_clipped(text))
         self.scope = scope
         self.condition = condition
         self.info = info
@@ -97,7 +101,11 @@ def error_with(condition: str, text: str, info: Mapping[str, Value] | None = Non
     """Returns an error of a condition."""
     named: dict[Value, Value] | None
     named = None if info is None else {Symbol(name): value for name, value in info.items()}
-    return Error(condition=condition, description=text, info=named)
+    return Error(condition=condition, description=_clipped(text), info=named)
+
+
+def _clipped(text: str) -> str:
+    return text.encode()[:TEXT_BYTES_MAX].decode(errors="ignore")
 
 
 def condition_of(error: BrokerError) -> str:

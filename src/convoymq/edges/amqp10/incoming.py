@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from convoymq.edges.amqp10.errors import (
     INVALID_FIELD,
     MESSAGE_SIZE_EXCEEDED,
+    RESOURCE_LIMIT_EXCEEDED,
     TRANSFER_LIMIT_EXCEEDED,
     link_fault,
     session_fault,
@@ -19,6 +20,9 @@ from convoymq.edges.amqp10.states import LinkState
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
+
+TAG_BYTES_MAX = 32
+"""Of a delivery-tag: the standard's."""
 
 
 class Incoming(Link, ABC):
@@ -40,11 +44,9 @@ class Incoming(Link, ABC):
         """Messages that are in work."""
         self._credit_max = credit_max
         self._message_size_max = message_size_max
-        self._attach = attach
         self._delivery: Transfer | None = None
         """First transfer of the delivery that is under way."""
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._parts = bytearray()
 
     @abstractmethod
     def take(self, first: Transfer, message: bytes) -> None:
@@ -54,9 +56,9 @@ class Incoming(Link, ABC):
         """Returns whether nothing more is taken for now."""
         return self.session.is_alarmed
 
-    def start(self) -> None:
+    def start(self, attach: Attach) -> None:
         """Answers the client's attach."""
-        attach, session = self._attach, self.session
+        session = self.session
         session.links[self.handle] = self
         self.enter(LinkState.ATTACHED)
         session.send(
@@ -109,33 +111,48 @@ class Incoming(Link, ABC):
             first = self._begin(transfer)
         elif transfer.delivery_id not in (None, first.delivery_id):
             raise link_fault(INVALID_FIELD, "delivery-id differs within one delivery")
-        elif transfer.settled not in (None, bool(first.settled)):
+        elif not transfer.aborted and transfer.settled not in (None, bool(first.settled)):
             raise link_fault(INVALID_FIELD, "settled differs within one delivery")
         if transfer.aborted:
             self._reset()
             self.renew_credit()
             return
-        self._size += len(payload)
-        most = self._message_size_max
-        if self._size > most:
+        size, most = len(self._parts) + len(payload), self._message_size_max
+        if size > most:
             raise session_fault(
                 MESSAGE_SIZE_EXCEEDED,
-                f"message size ({self._size} bytes) exceeds maximum message size ({most} bytes)",
+                f"message size ({size} bytes) exceeds maximum message size ({most} bytes)",
             )
-        self._parts.append(payload)
-        if not transfer.more:
-            message = b"".join(self._parts)
-            self._reset()
-            self.take(first, message)
-            self.renew_credit()
+        if transfer.more:
+            self._keep(payload)
+            return
+        message = bytes(self._parts) + payload if self._parts else payload
+        self._reset()
+        self.take(first, message)
+        self.renew_credit()
+
+    def _keep(self, payload: bytes) -> None:
+        """Keeps a part of a message. Raises Fault: the client has begun too many."""
+        connection, settings = self.session.connection, self.session.settings
+        most = settings.unfinished_max * connection.message_size_max
+        if connection.unfinished_bytes + len(payload) > most:
+            raise link_fault(
+                RESOURCE_LIMIT_EXCEEDED,
+                f"messages without their last transfers exceed {most} bytes in this connection",
+            )
+        connection.unfinished_bytes += len(payload)
+        self._parts += payload
 
     def _begin(self, transfer: Transfer) -> Transfer:
         if self.credit <= 0:
             raise link_fault(TRANSFER_LIMIT_EXCEEDED, "insufficient credit (0) for this link")
         if transfer.delivery_id is None:
             raise link_fault(INVALID_FIELD, "the first transfer of a delivery lacks a delivery-id")
+        if len(transfer.delivery_tag or b"") > TAG_BYTES_MAX:
+            raise link_fault(INVALID_FIELD, f"delivery-tag has more than {TAG_BYTES_MAX} bytes")
         mode, settled = self.snd_settle_mode, bool(transfer.settled)
-        if mode in (UNSETTLED, SETTLED) and settled is not (mode == SETTLED):
+        told = mode in (UNSETTLED, SETTLED) and not transfer.aborted
+        if told and settled is not (mode == SETTLED):
             raise link_fault(
                 INVALID_FIELD,
                 f"transfer settled={str(settled).lower()} on a link of snd-settle-mode {mode}",
@@ -147,8 +164,12 @@ class Incoming(Link, ABC):
 
     def _reset(self) -> None:
         self._delivery = None
-        self._parts.clear()
-        self._size = 0
+        self.session.connection.unfinished_bytes -= len(self._parts)
+        self._parts = bytearray()
+
+    def give_back(self) -> None:
+        """Drops what has come of a message."""
+        self._reset()
 
     # --- ends ----------------------------------------------------------------------------------
 

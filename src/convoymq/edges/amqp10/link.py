@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from convoymq.edges.amqp10.errors import Fault
-from convoymq.edges.amqp10.performatives import Attach, Detach, Flow
+from convoymq.edges.amqp10.performatives import Attach, Composite, Detach, Flow
 from convoymq.edges.amqp10.states import LINK_MOVES, LinkState
 from convoymq.messages.amqp10.values import Value
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-UNSETTLED, SETTLED = 0, 1
-"""Of snd-settle-mode; 2 is mixed."""
+UNSETTLED, SETTLED, MIXED = 0, 1, 2
+"""Of snd-settle-mode."""
+NAME_MAX = 255
+"""Characters of a link's name that are kept: it is for the log."""
 
 
 class Link:
@@ -26,10 +28,12 @@ class Link:
     def __init__(self, session: Session, handle: int, name: str) -> None:
         self.session = session
         self.handle = handle
-        self.name = name
+        self.name = name[:NAME_MAX]
         self.state = LinkState.ATTACHING
         self.properties: dict[Value, Value] | None = None
         """Of our attach."""
+        self.later: list[Composite] = []
+        """Performatives of the link that has the handle next."""
 
     def enter(self, state: LinkState) -> None:
         """Moves to another state."""
@@ -81,7 +85,7 @@ def refuse(session: Session, attach: Attach, fault: Fault) -> None:
     log.info(
         "amqp.link_refused",
         connection=session.connection.name,
-        link=attach.name,
+        link=attach.name[:NAME_MAX],
         code=fault.condition,
         reason=fault.text,
     )

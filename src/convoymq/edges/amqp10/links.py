@@ -14,7 +14,7 @@ from convoymq.edges.amqp10.errors import (
     fault_of,
     link_fault,
 )
-from convoymq.edges.amqp10.link import SETTLED, refuse
+from convoymq.edges.amqp10.link import MIXED, SETTLED, refuse
 from convoymq.edges.amqp10.management import attach_management
 from convoymq.edges.amqp10.performatives import (
     OUTCOMES,
@@ -70,6 +70,12 @@ def _check(attach: Attach) -> None:
         raise link_fault(NOT_IMPLEMENTED, "Transactions not supported")
     if attach.unsettled or attach.incomplete_unsettled:
         raise link_fault(NOT_IMPLEMENTED, "Link recovery not supported")
+    for name, mode, most in (
+        ("snd-settle-mode", attach.snd_settle_mode, MIXED),
+        ("rcv-settle-mode", attach.rcv_settle_mode, SECOND),
+    ):
+        if mode > most:
+            raise link_fault(INVALID_FIELD, f"Attach refused: there is no {name} {mode}")
     if attach.rcv_settle_mode == SECOND and attach.snd_settle_mode != SETTLED:
         raise link_fault(NOT_IMPLEMENTED, "rcv-settle-mode second not supported")
 
@@ -91,7 +97,7 @@ def _attach_publisher(session: Session, attach: Attach) -> None:
         check_publish(session, destination.exchange, None)
         if not (destination.exchange or destination.is_reply):
             session.find_queue(destination.routing_key)
-    Receiver(session, attach, destination).start()
+    Receiver(session, attach, destination).start(attach)
 
 
 def _destination(address: Value) -> Destination:

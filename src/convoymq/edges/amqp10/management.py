@@ -95,7 +95,7 @@ class Pair:
                 self.requests.renew_credit()
         else:
             self.requests = RequestLink(self._session, attach, self)
-            self.requests.start()
+            self.requests.start(attach)
 
     def leave(self, link: RequestLink | ResponseLink) -> None:
         """A link is detached."""

@@ -23,7 +23,6 @@ from convoymq.edges.amqp10.performatives import (
     Rejected,
     Released,
 )
-from convoymq.edges.amqp10.serial import ahead, following
 from convoymq.messages.amqp10.values import Symbol, Value, encode
 from convoymq.queues.interface import Modification
 
@@ -45,16 +44,17 @@ def on_disposition(session: Session, disposition: Disposition) -> None:
     if not disposition.role:
         # A publisher that waits for no outcome any more gets it nevertheless.
         return
-    found = _taken(session, disposition)
-    if not found:
-        return
     state = disposition.state
     settle = _settle_of(state)
     if settle is None:
         raise session_fault(INVALID_FIELD, f"unexpected delivery state in DISPOSITION: {state}")
+    first = disposition.first
+    last = first if disposition.last is None else disposition.last
+    found = session.unsettled.take(first, last)
+    if not found:
+        return
     by_link: dict[Sender, list[int]] = {}
-    for delivery_id in found:
-        link, message_id = session.unsettled.pop(delivery_id)
+    for link, message_id in found:
         by_link.setdefault(link, []).append(message_id)
     for link, ids in by_link.items():
         settle(link, ranges(ids))
@@ -64,24 +64,13 @@ def on_disposition(session: Session, disposition: Disposition) -> None:
         session.send(
             Disposition(
                 role=False,
-                first=disposition.first,
+                first=first,
                 last=disposition.last,
                 settled=True,
                 state=state,
             )
         )
     session.pump()
-
-
-def _taken(session: Session, disposition: Disposition) -> list[int]:
-    """Returns the unsettled deliveries of a range, in its order."""
-    first = disposition.first
-    last = first if disposition.last is None else disposition.last
-    count = ahead(last, first) + 1
-    if count <= len(session.unsettled):
-        ids = (following(first, each) for each in range(count))
-        return [each for each in ids if each in session.unsettled]
-    return [each for each in session.unsettled if 0 <= ahead(each, first) < count]
 
 
 def ranges(ids: Iterable[int]) -> list[int]:

@@ -13,7 +13,7 @@ from convoymq.edges.amqp10.errors import MESSAGE_SIZE_EXCEEDED, link_fault
 from convoymq.edges.amqp10.frames import HEADER_BYTES
 from convoymq.edges.amqp10.link import SETTLED, Link
 from convoymq.edges.amqp10.performatives import Attach, Detach, Flow
-from convoymq.edges.amqp10.serial import ahead, following
+from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead, following
 from convoymq.edges.amqp10.states import LinkState
 from convoymq.kernels.amqp10_delivery import transfer_frame
 from convoymq.messages.amqp10.values import Value
@@ -26,7 +26,7 @@ TRANSFER_BYTES_MAX = 96
 UNLIMITED = (1 << 64) - 1
 
 
-class Outgoing(Link):
+class Outgoing(Link, ABC):
     """A link on which a client receives."""
 
     def __init__(self, session: Session, attach: Attach) -> None:
@@ -35,7 +35,15 @@ class Outgoing(Link):
         self.message_size_max = attach.max_message_size or UNLIMITED
         self.delivery_count = 0
         self.credit = 0
-        self._attach = attach
+        self._attach: Attach | None = attach
+        """Until it is answered."""
+        self._flows: set[Callable[[], None]] = set()
+        """Flows that wait behind deliveries."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Returns how many messages the client has credit for, and has not got yet."""
 
     @property
     def available(self) -> int:
@@ -44,16 +52,33 @@ class Outgoing(Link):
 
     def take_credit(self, flow: Flow) -> None:
         """Takes the credit that a client grants."""
-        granted = following(flow.delivery_count or 0, flow.link_credit or 0)
-        self.credit = max(0, ahead(granted, self.delivery_count))
+        if flow.link_credit is not None:
+            since = ahead(self.delivery_count, flow.delivery_count or 0)
+            self.credit = min(max(0, flow.link_credit - since), WINDOW_MAX)
+        if not flow.drain:
+            self._flows.discard(self.send_drained)
 
     def behind(self, send: Callable[[], None]) -> None:
-        """Sends a flow behind the deliveries that wait."""
-        self.session.outgoing.append(send)
+        """Sends a flow behind the deliveries that wait, unless it does already."""
+        if send not in self._flows:
+            self._flows.add(send)
+            self.session.outgoing.append(send)
+
+    def send_echo(self) -> None:
+        """Sends the flow that a client has asked for."""
+        self._flows.discard(self.send_echo)
+        self.send_state()
 
     def send_drained(self) -> None:
         """Gives up the credit that is left, and says so."""
-        if self.state is LinkState.ATTACHED:
+        if self.send_drained not in self._flows:
+            # The client has granted anew.
+            return
+        self._flows.discard(self.send_drained)
+        if self.waiting:
+            # They came after it.
+            self.behind(self.send_drained)
+        elif self.state is LinkState.ATTACHED:
             self.delivery_count = following(self.delivery_count, self.credit)
             self.credit = 0
             self.send_state(drain=True)
@@ -144,13 +169,18 @@ class Direct(Outgoing):
     ) -> None:
         super().__init__(session, attach)
         self.settled = True
-        self.waiting = 0
-        """Messages that the client has credit for, and not got yet."""
+        self._waiting = 0
         self.properties = properties
+
+    @property
+    def waiting(self) -> int:
+        """See `Outgoing`."""
+        return self._waiting
 
     def start(self) -> None:
         """Answers the client's attach."""
-        attach, session = self._attach, self.session
+        attach, session, self._attach = self._attach, self.session, None
+        assert attach is not None
         session.links[self.handle] = self
         self.enter(LinkState.ATTACHED)
         session.send(
@@ -175,7 +205,7 @@ class Direct(Outgoing):
         if flow.drain:
             self.behind(self.send_drained)
         elif flow.echo:
-            self.behind(self.send_state)
+            self.behind(self.send_echo)
 
     def on_credit(self) -> None:
         """The client has granted credit."""
@@ -187,7 +217,7 @@ class Direct(Outgoing):
         if len(message) > self.message_size_max:
             self.size_fault(len(message))
             return False
-        self.waiting += 1
+        self._waiting += 1
         self.session.outgoing.append(_Message(self, message))
         self.session.pump()
         return True
@@ -195,7 +225,7 @@ class Direct(Outgoing):
     def count_sent(self) -> None:
         """A message was sent."""
         super().count_sent()
-        self.waiting -= 1
+        self._waiting -= 1
 
     def give_back(self) -> None:
         """Lets go what was not sent."""

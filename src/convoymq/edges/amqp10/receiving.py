@@ -441,6 +441,8 @@ class Publishes:
 
     def settle(self, delivery_id: int, outcome: Composite, count: int = 1) -> None:
         """Has the client told an outcome, at the end of the round."""
+        if self._session.is_over:
+            return
         self._outcomes.append((delivery_id, following(delivery_id, count - 1), outcome))
         self._session.connection.want_outcomes(self._session)
 

@@ -112,7 +112,9 @@ class Sender(Outgoing):
         if error is not None:
             self.session.by_number.pop(self.number, None)
             self.enter(LinkState.DETACHED)
+            assert self._attach is not None
             refuse(self.session, self._attach, fault_of(as_broker_error(error), Scope.LINK))
+            self._attach = None
             return
         self.enter(LinkState.ATTACHED)
         self._answer_attach()
@@ -122,7 +124,9 @@ class Sender(Outgoing):
             self.on_detach(self._detach)
 
     def _answer_attach(self) -> None:
-        attach, source = self._attach, self._attach.source
+        attach, self._attach = self._attach, None
+        assert attach is not None
+        source = attach.source
         assert isinstance(source, Source)
         streams = self.queue.features.reads_by_offset
         self.session.send(
@@ -178,19 +182,29 @@ class Sender(Outgoing):
 
     def top_up(self) -> None:
         """Lets the queue hand out more when little is left of what it may."""
-        most, ahead_of = self.session.settings.queue_credit, self._limit - self._sent
-        if self.state is not LinkState.ATTACHED or self._asked or ahead_of * 2 > most:
-            return
+        session, settings = self.session, self.session.settings
+        ahead_of = self._limit - self._sent
         if (
-            self.credit > ahead_of
-            and len(self.session.unsettled) < self.session.settings.unsettled_max
+            self.state is LinkState.ATTACHED
+            and not self._asked
+            and ahead_of * 2 <= settings.queue_credit
+            and ahead_of < self.credit
         ):
+            if len(session.unsettled) >= settings.unsettled_max:
+                return
             self._ask()
+        session.hungry.discard(self)
+
+    @property
+    def waiting(self) -> int:
+        """Returns how many messages the queue has handed out that are not sent."""
+        return self._got - self._sent
 
     def on_credit(self, granted: int, ready: int) -> None:
         """The queue has handed out what it had, up to the limit that it was told."""
         self._asked -= 1
         self.ready = ready
+        self.session.hungry.add(self)
         if self.state is not LinkState.ATTACHED:
             return
         drained = self._drains and not self._again
@@ -205,7 +219,7 @@ class Sender(Outgoing):
                 self.behind(self.send_drained)
                 echoes = False
         if echoes:
-            self.behind(self.send_state)
+            self.behind(self.send_echo)
         if self._again:
             self._again = False
             self._ask()
@@ -214,7 +228,7 @@ class Sender(Outgoing):
     @property
     def available(self) -> int:
         """Returns how many messages wait for credit, as far as is known."""
-        return self.ready + self._got - self._sent
+        return self.ready + self.waiting
 
     def on_activity(self, active: bool) -> None:
         """The queue serves this consumer, or serves it no more for now."""
@@ -244,7 +258,8 @@ class Sender(Outgoing):
         if self.settled:
             self.client.settle(self.number, (message_id, message_id))
         else:
-            session.unsettled[session.next_delivery_id] = (self, message_id)
+            session.unsettled.add(session.next_delivery_id, self, message_id)
+        session.hungry.add(self)
         self.count_sent()
 
     # --- ends ----------------------------------------------------------------------------------
@@ -286,6 +301,7 @@ class Sender(Outgoing):
             self.forget()
             self.session.publishes.flush()
             self.session.send(Detach(handle=self.handle, closed=self._detach.closed))
+            self.session.go_on(self)
 
     def on_cancelled(self, reason: str) -> None:
         """The queue has ended the consumer by itself."""

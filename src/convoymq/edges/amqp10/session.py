@@ -44,6 +44,7 @@ from convoymq.edges.amqp10.receiving import Publishes, Receiver
 from convoymq.edges.amqp10.sending import Deliveries, Sender
 from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead, following
 from convoymq.edges.amqp10.states import SESSION_MOVES, LinkState, SessionState
+from convoymq.edges.amqp10.unsettled import Unsettled
 from convoymq.edges.permissions import Permissions
 from convoymq.model.errors import BrokerError
 from convoymq.queues.interface import Delivery, GetResult, PublishOutcome, Queue, QueueClient
@@ -77,10 +78,12 @@ class Session:
         self.links: dict[int, Link] = {}
         self.by_number: dict[int, Sender] = {}
         self.last_number = 0
-        self.unsettled: dict[int, tuple[Sender, int]] = {}
-        """Delivery id -> link and message id."""
+        self.unsettled = Unsettled()
         self.outgoing: deque[Pending | Callable[[], None]] = deque()
         """Deliveries, and flows that go behind them."""
+        self.hungry: set[Sender] = set()
+        """Links whose queues may have to hand out more."""
+        self.is_over = False
         self._pumping = False
         self.clients: dict[Queue, QueueClient] = {}
         self.flowing: set[QueueClient] = set()
@@ -151,6 +154,8 @@ class Session:
             self.fail(session_fault(INTERNAL_ERROR, "internal error"))
 
     def _serve(self, performative: Composite, payload: bytes) -> None:
+        if isinstance(performative, Attach | Flow | Detach) and self._waits(performative):
+            return
         match performative:
             case Transfer():
                 self._on_transfer(performative, payload)
@@ -166,6 +171,25 @@ class Session:
                 self._on_end()
             case _:
                 raise session_fault(INTERNAL_ERROR, f"Unexpected frame {performative.NAME}")
+
+    def _waits(self, performative: Attach | Flow | Detach) -> bool:
+        """Keeps what comes for a handle whose link the client has detached: it may use the handle
+        again before our detach."""
+        handle = performative.handle
+        link = None if handle is None else self.links.get(handle)
+        if link is None or link.state is not LinkState.DETACHED:
+            return False
+        if not link.later and not isinstance(performative, Attach):
+            raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {handle}")
+        if len(link.later) >= self.settings.waiting_max:
+            raise session_fault(HANDLE_IN_USE, f"handle {handle} is still being detached")
+        link.later.append(performative)
+        return True
+
+    def go_on(self, link: Link) -> None:
+        """Serves what has come for the handle of a link, which is detached now."""
+        for each in link.later:
+            self.handle(each, b"")
 
     def _on_attach(self, attach: Attach) -> None:
         if attach.handle > self.handle_max:
@@ -217,10 +241,10 @@ class Session:
             self.window_margin -= 1
         self.next_incoming_id = following(self.next_incoming_id, 1)
         link = self.links.get(transfer.handle)
-        if not isinstance(link, Incoming):
-            raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {transfer.handle}")
-        if link.state is not LinkState.DETACHING:
+        if isinstance(link, Incoming) and link.state is not LinkState.DETACHING:
             self.within(link, lambda: link.on_transfer(transfer, payload))
+        elif link is None or isinstance(link, Outgoing):
+            raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {transfer.handle}")
         self._renew_window()
 
     def take_plain(self, handle: int, reader: FrameReader) -> bool:
@@ -263,7 +287,6 @@ class Session:
         link.on_detach(detach)
 
     def _on_end(self) -> None:
-        self.publishes.flush()
         self.terminate()
         self.send(End())
         self.enter(SessionState.ENDED)
@@ -297,7 +320,7 @@ class Session:
                 pass
         finally:
             self._pumping = False
-        for sender in self.senders:
+        for sender in list(self.hungry):
             sender.top_up()
 
     def _send_first(self) -> bool:
@@ -315,7 +338,9 @@ class Session:
 
     def take_back(self, link: Outgoing) -> list[int]:
         """Forgets the deliveries of a link that ends, and returns the ids of their messages."""
-        ids: list[int] = []
+        ids = self.unsettled.take_of(link) if isinstance(link, Sender) else []
+        if not link.waiting:
+            return ids
         kept: deque[Pending | Callable[[], None]] = deque()
         for each in self.outgoing:
             if not isinstance(each, Pending) or each.link is not link:
@@ -323,10 +348,6 @@ class Session:
             elif isinstance(each, Deliveries):
                 ids += each.ids
         self.outgoing = kept
-        found = [(key, each) for key, (of, each) in self.unsettled.items() if of is link]
-        for delivery_id, message_id in found:
-            del self.unsettled[delivery_id]
-            ids.append(message_id)
         return ids
 
     # --- ends --------------------------------------------------------------------------------
@@ -342,7 +363,6 @@ class Session:
             code=fault.condition,
             reason=fault.text,
         )
-        self.publishes.flush()
         self.terminate()
         self.enter(SessionState.ENDING)
         self.send(End(error=fault.error()))
@@ -355,14 +375,17 @@ class Session:
 
     def terminate(self) -> None:
         """Gives everything back: consumers go, what they hold returns. Safe to call twice."""
-        if self.state is not SessionState.MAPPED:
+        if self.state is not SessionState.MAPPED or self.is_over:
             return
+        self.publishes.flush()
+        self.is_over = True
         for link in list(self.links.values()):
             link.end()
         self.links.clear()
         self.by_number.clear()
         self.outgoing.clear()
         self.unsettled.clear()
+        self.hungry.clear()
         clients, self.clients = list(self.clients.values()), {}
         for client in clients:
             client.close()

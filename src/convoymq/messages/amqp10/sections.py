@@ -26,6 +26,8 @@ from convoymq.messages.amqp10.values import (
 from convoymq.model.errors import PeerError
 
 SECTIONS_MAX = 10_000
+FRONT_BYTES_MAX = 1 << 20
+"""Of a section in front of the body: these are decoded at once."""
 HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS = 0x70, 0x71, 0x72
 PROPERTIES, APPLICATION_PROPERTIES = 0x73, 0x74
 DATA, SEQUENCE, VALUE, FOOTER = 0x75, 0x76, 0x77, 0x78
@@ -248,6 +250,8 @@ def _enter(found: Sections, code: int, payload: bytes, place: slice, start: int)
 
 def _read(found: Sections, code: int, payload: bytes, start: int, stop: int) -> None:
     """Enters the value of a section in front of the body."""
+    if stop - start > FRONT_BYTES_MAX:
+        raise PeerError(f"section {_WORDS[code]} has more than {FRONT_BYTES_MAX} bytes")
     value, at = decode(payload, start, stop)
     if at != stop:
         raise PeerError("a section is larger than its value")
