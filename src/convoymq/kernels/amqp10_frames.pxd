@@ -16,6 +16,7 @@ cdef enum:
     FRAME_HEAD = 8
     HEADER_FIELDS = 5
     TRANSFER_FIELDS = 11
+    TAG_BYTES_MAX = 32
     BIT_TYPE = 5
     BIT_APP_ID = 3
 

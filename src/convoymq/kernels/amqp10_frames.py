@@ -654,8 +654,7 @@ def plain_content(payload: bytes):
 def _read_transfer(
     found: cython.pointer(PlainTransfer), p: cython.p_uchar, n: cython.Py_ssize_t
 ) -> cython.bint:
-    """Reads the performative of a transfer that is a whole message, within the n bytes of a frame's
-    body; False = it needs a closer look."""
+    """Reads a transfer that is a whole message; False = it needs a closer look."""
     if n < 4 or p[0] != 0 or p[1] != 0x53 or p[2] != 0x14:
         return False
     at: cython.Py_ssize_t = 3
@@ -679,7 +678,8 @@ def _read_transfer(
         if p[at] == 0x40:
             at += 1
         elif i == 2:
-            if p[at] & 0xF:
+            # A long form, or more bytes than a tag may have.
+            if p[at] & 0xF or (stop - at > 1 and p[at + 1] > TAG_BYTES_MAX):
                 return False
             at = _read_bytes(p, at, stop, cython.address(tag))
         elif i == 3:
