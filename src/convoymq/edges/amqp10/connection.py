@@ -65,6 +65,9 @@ class Shell(Protocol):
     def want_flush(self) -> None:
         """Takes the output soon, by `take_output`."""
 
+    def update_kept(self) -> None:
+        """Reports the output that waits for the socket, by `on_kept`."""
+
     def close(self) -> None:
         """Writes what is left and closes the socket. `lost` follows unless it was called."""
 
@@ -127,7 +130,7 @@ class Connection(ClientConnection):
         self._down = False
         self._registered = False
         self._silent_ticks = 0
-        self._seen_received = 0
+        self._seen_moved = 0
         self._seen_sent = 0
         self._dirty: set[Session] = set()
         self._held_up = False
@@ -408,9 +411,13 @@ class Connection(ClientConnection):
         """Every half idle time: notices a silent peer."""
         if self.state is not State.OPEN:
             return
-        silent = self.received == self._seen_received and not self._pauses
+        self.shell.update_kept()
+        # A client that does not read is not read either: what it takes is its sign of life.
+        stuck = "output" in self._pauses
+        moved = self.sent - self.kept_bytes if stuck else self.received
+        silent = moved == self._seen_moved and self._pauses <= {"output"}
         self._silent_ticks = self._silent_ticks + 1 if silent else 0
-        self._seen_received = self.received
+        self._seen_moved = moved
         if self._silent_ticks >= TICKS_MAX:
             self.refuse(
                 connection_fault(

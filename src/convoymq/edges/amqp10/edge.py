@@ -150,14 +150,10 @@ class SocketShell(asyncio.Protocol):
         self._edge.gone(self.connection)
 
     def pause_writing(self) -> None:
-        self._update_kept()
+        self.update_kept()
 
     def resume_writing(self) -> None:
-        self._update_kept()
-
-    def _update_kept(self) -> None:
-        assert self._transport is not None
-        self.connection.on_kept(self._transport.get_write_buffer_size())
+        self.update_kept()
 
     def set_reading(self, on: bool) -> None:
         """See `Shell`."""
@@ -182,7 +178,12 @@ class SocketShell(asyncio.Protocol):
             return
         self._edge.bytes_moved += len(data)
         transport.write(data)
-        self._update_kept()
+        self.update_kept()
+
+    def update_kept(self) -> None:
+        """See `Shell`."""
+        if self._transport is not None:
+            self.connection.on_kept(self._transport.get_write_buffer_size())
 
     def close(self) -> None:
         """See `Shell`."""

@@ -172,8 +172,12 @@ class Sender(Outgoing):
             # The newest credit goes when the answer is there.
             self._again = True
             return
-        most = self.session.settings.queue_credit
-        limit = self._sent + min(self.credit, most)
+        limit = self._sent
+        if self._is_full():
+            # `top_up` goes on when the client has settled.
+            self.session.hungry.add(self)
+        else:
+            limit += min(self.credit, self.session.settings.queue_credit)
         if limit == self._limit and not self._drains and not self._echoes:
             return
         self._limit = limit
@@ -190,10 +194,15 @@ class Sender(Outgoing):
             and ahead_of * 2 <= settings.queue_credit
             and ahead_of < self.credit
         ):
-            if len(session.unsettled) >= settings.unsettled_max:
+            if self._is_full():
                 return
             self._ask()
         session.hungry.discard(self)
+
+    def _is_full(self) -> bool:
+        """Returns whether the session's client has to settle before it gets more."""
+        session = self.session
+        return not self.settled and len(session.unsettled) >= session.settings.unsettled_max
 
     @property
     def waiting(self) -> int:

@@ -9,6 +9,8 @@ from convoymq.model.durations import duration_ms
 from convoymq.model.tables import INTEGER_CODES, Field, erlang_term
 
 _SECOND_MS = 1000
+TIME_MS_MAX = (1 << 63) - 1
+"""Latest time: a question to another node has 64 bits for it."""
 
 
 class Start(Enum):
@@ -37,7 +39,7 @@ def parse_start(field: Field | None, now_ms: int) -> StartAt | str:
     value = field.value
     if field.code == "T":
         assert isinstance(value, int)
-        return StartAt(Start.TIMESTAMP, value * _SECOND_MS)
+        return _at(value * _SECOND_MS)
     if field.code in INTEGER_CODES:
         assert isinstance(value, int)
         return StartAt(Start.OFFSET, value) if value >= 0 else _refusal(field)
@@ -47,7 +49,11 @@ def parse_start(field: Field | None, now_ms: int) -> StartAt | str:
     if text in ("first", "last", "next"):
         return StartAt(Start(text))
     age_ms = duration_ms(text)
-    return _refusal(field) if age_ms is None else StartAt(Start.TIMESTAMP, now_ms - age_ms)
+    return _refusal(field) if age_ms is None else _at(now_ms - age_ms)
+
+
+def _at(time_ms: int) -> StartAt:
+    return StartAt(Start.TIMESTAMP, min(max(time_ms, 0), TIME_MS_MAX))
 
 
 def _refusal(field: Field) -> str:

@@ -144,8 +144,17 @@ class Shell(FakeShell):
 
     connection: Connection
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: int | None = None
+        """Output that the socket does not take; None: the test says it to the connection."""
+
     def want_flush(self) -> None:
         pass
+
+    def update_kept(self) -> None:
+        if self.kept is not None:
+            self.connection.on_kept(self.kept)
 
     def close(self) -> None:
         self.output += self.connection.take_output()

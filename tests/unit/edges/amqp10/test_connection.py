@@ -189,6 +189,22 @@ async def test_heartbeats_are_sent_where_nothing_else_is(broker: FakeBroker) -> 
     assert await client.heard() == [None]
 
 
+async def test_a_client_that_takes_no_output_is_closed(broker: FakeBroker) -> None:
+    """It was not read while its output waited, and so it counted as alive for ever."""
+    client = Client(broker, Amqp10Config(output_bytes_high=4000, output_bytes_low=1000))
+    await client.open()
+    for kept in (9000, 8000, 7000, 6000, 5000, 5000, 5000, 5000):
+        client.shell.kept = kept
+        client.shell.advance(30)
+        assert of_kind(await client.heard(), Close) == []
+    assert not client.shell.reading
+    client.shell.advance(30)
+    (closed,) = of_kind(await client.heard(), Close)
+    assert closed.error.condition == "amqp:resource-limit-exceeded"
+    client.shell.advance(30)
+    assert client.shell.closed
+
+
 async def test_a_client_without_a_sign_of_life_is_closed(client: Client) -> None:
     client.shell.advance(119)
     assert of_kind(await client.heard(), Close) == []

@@ -290,6 +290,28 @@ async def test_sections_in_front_of_the_body_have_a_limit(client: Client) -> Non
     assert "application-properties" in detached.error.description
 
 
+async def test_flows_do_not_pass_the_limit_of_unsettled_deliveries(broker: FakeBroker) -> None:
+    """Each flow got as much as the queue may hand out at once, settled or not."""
+    client = Client(broker, Amqp10Config(queue_credit=2, unsettled_max=4))
+    await client.open()
+    await client.begin()
+    broker.queue("q")
+    await fill(client, "q", *[b"x"] * 40)
+    await client.attach_receiver("/queues/q")
+    await client.attach_receiver("/queues/q", handle=1)
+    found: list[Any] = []
+    for _ in range(20):
+        for handle in (0, 1):
+            client.credit(100, handle, counted=len([each for each in found if not each.handle]))
+            found += of_kind(await client.heard(), Transfer)
+    assert len(found) <= 4 + 2 * 2
+    # Both go on when the client settles.
+    for _ in range(20):
+        client.settle(0, Accepted(), last=39)
+        found += of_kind(await client.heard(), Transfer)
+    assert len(found) == 40
+
+
 # Output
 
 
