@@ -97,9 +97,9 @@ test-rocketmq: setup ## Name server and broker with RocketMQ's own brokers, clie
 	@tools/install_rocketmq.sh
 	$(BIN)/python -m pytest -q tests/rocketmq
 
-test-amqp10: setup ## AMQP 1.0 with Qpid Proton and RabbitMQ's Python client, which are installed (Proton is compiled)
-	@$(BIN)/python -m pip install --quiet python-qpid-proton rabbitmq-amqp-python-client
-	$(BIN)/python -m pytest -q tests/interop/amqp10 tests/unit/edges/amqp10 tests/unit/messages/amqp10
+test-amqp10: setup ## AMQP 1.0 with six clients in Python, Java, Node and Go, which are installed (Proton is compiled)
+	@tools/install_amqp10.sh $(abspath $(BIN))/python
+	CONVOY_TEST_CLIENTS=amqp10 $(BIN)/python -m pytest -q -rs tests/interop/amqp10 tests/unit/edges/amqp10 tests/unit/messages/amqp10
 
 bench-groups: setup ## Broker groups beside RocketMQ's own broker, in one run, with its Java client
 	@tools/install_rocketmq.sh

@@ -37,7 +37,7 @@ from cython.cimports.convoymq.kernels.bytes import (
 from cython.cimports.convoymq.kernels.content import SPANS, Span, check_content, find_properties
 from cython.cimports.convoymq.kernels.utf8 import is_utf8
 from cython.cimports.libc import string
-from cython.cimports.libc.stdint import uint32_t, uint64_t
+from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
 
 _ENCODING = cython.declare(cython.int, 0x82)
 _TEXT_MAX = cython.declare(cython.Py_ssize_t, 255)
@@ -71,7 +71,7 @@ def _write_uint(p: cython.p_uchar, value: uint32_t) -> cython.Py_ssize_t:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _write_long(p: cython.p_uchar, value: uint32_t) -> cython.Py_ssize_t:
+def _write_long(p: cython.p_uchar, value: uint64_t) -> cython.Py_ssize_t:
     if value < 128:
         p[0] = 0x55
         p[1] = cython.cast(cython.uchar, value)
@@ -161,7 +161,12 @@ def _write_header(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _write_annotations(
-    out: cython.p_uchar, exchange: bytes, routing_key: bytes, acquired: uint32_t, failed: uint32_t
+    out: cython.p_uchar,
+    exchange: bytes,
+    routing_key: bytes,
+    acquired: uint32_t,
+    failed: uint32_t,
+    offset: int64_t,
 ) -> cython.Py_ssize_t:
     out[0] = 0
     out[1] = 0x53
@@ -181,6 +186,10 @@ def _write_annotations(
         count += 2
         at += _write_key(out + at, b"x-delivery-count", 16)
         at += _write_long(out + at, failed)
+    if offset >= 0:
+        count += 2
+        at += _write_key(out + at, b"x-stream-offset", 15)
+        at += _write_long(out + at, cython.cast(uint64_t, offset))
     return _close(out, at, 0xC1, count)
 
 
@@ -282,7 +291,12 @@ def _write_data_head(out: cython.p_uchar, size: cython.Py_ssize_t) -> cython.Py_
 
 
 def plain_transfer(
-    exchange: bytes, routing_key: bytes, content: bytes, acquired: uint32_t, failed: uint32_t
+    exchange: bytes,
+    routing_key: bytes,
+    content: bytes,
+    acquired: uint32_t,
+    failed: uint32_t,
+    offset: int64_t = -1,
 ):
     p: cython.p_uchar = bytes_pointer(content)
     n: cython.Py_ssize_t = len(content)
@@ -303,7 +317,7 @@ def plain_transfer(
     used: cython.Py_ssize_t = _write_header(q, p + AMQP_FRAME_HEAD, header, acquired, failed)
     if used < 0:
         return None
-    used += _write_annotations(q + used, exchange, routing_key, acquired, failed)
+    used += _write_annotations(q + used, exchange, routing_key, acquired, failed, offset)
     total: cython.Py_ssize_t = 0
     at: cython.Py_ssize_t = body
     while at < n:

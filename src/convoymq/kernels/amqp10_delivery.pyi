@@ -1,7 +1,12 @@
 """Transfers of stored messages of AMQP 1.0."""
 
 def plain_transfer(
-    exchange: bytes, routing_key: bytes, content: bytes, acquired: int, failed: int
+    exchange: bytes,
+    routing_key: bytes,
+    content: bytes,
+    acquired: int,
+    failed: int,
+    offset: int = -1,
 ) -> bytes | None:
     """Returns what `messages.amqp10.message.transfer_of` does, for a message that came by AMQP 1.0
     without annotations, or by AMQP 0-9-1 with simple properties and no headers, and did not die;

@@ -77,8 +77,8 @@ def test_everything_from_declaration_to_deletion(dial: Callable[..., Any], names
     info = management.queue_info(queue)
     assert (info.name, info.is_durable, info.queue_type) == (queue, True, rabbitmq.QueueType.quorum)
     assert info.arguments == {"x-queue-type": "quorum", "x-max-length": 1000}
-    assert info.leader in info.members
-    assert len(info.members) == 3
+    assert info.leader in list(info.members)
+    assert len(list(info.members)) == 3
     eventually(lambda: management.queue_info(queue).message_count == COUNT)
     handler = Handler()
     address = rabbitmq.AddressHelper.queue_address(queue)

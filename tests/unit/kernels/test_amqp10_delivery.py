@@ -35,17 +35,18 @@ def content_in(payload: bytes) -> bytes:
 
 
 @FEW
-@given(MESSAGES, NAMES, NAMES, COUNTS, COUNTS)
+@given(MESSAGES, NAMES, NAMES, COUNTS, COUNTS, st.integers(-1, (1 << 63) - 1))
 def test_it_is_the_pure_functions(
-    payload: bytes, exchange: str, key: str, acquired: int, failed: int
+    payload: bytes, exchange: str, key: str, acquired: int, failed: int, offset: int
 ) -> None:
     found = split(payload)
-    made = plain_transfer(exchange.encode(), key.encode(), content_in(payload), acquired, failed)
+    counts = acquired, failed, offset
+    made = plain_transfer(exchange.encode(), key.encode(), content_in(payload), *counts)
     if found.annotations:
         assert made is None
     else:
         content = content_in(payload)
-        assert made == composed_transfer(exchange, key, content, acquired, failed, b"")
+        assert made == composed_transfer(exchange, key, content, acquired, failed, b"", offset)
 
 
 @FEW

@@ -32,7 +32,7 @@ from convoymq.edges import one_shot
 from convoymq.edges.amqp10.addresses import unquoted
 from convoymq.edges.declaring import Declaring
 from convoymq.messages.amqp10.fields import field_of, text_or_none, value_of
-from convoymq.messages.amqp10.values import UInt, ULong, Value
+from convoymq.messages.amqp10.values import Array, UInt, ULong, Value
 from convoymq.model.errors import (
     AccessRefused,
     BrokerError,
@@ -205,7 +205,7 @@ class Requests:
             "type": "volatile",
             "arguments": {},
             "leader": None,
-            "replicas": [],
+            "replicas": Array(str, ()),
             "message_count": ULong(0),
             "consumer_count": UInt(1),
         }
@@ -255,7 +255,7 @@ class Requests:
             "type": record.type.value,
             "arguments": _plain(declared.arguments),
             "leader": None if leader is None else broker.node_name_of(leader),
-            "replicas": [broker.node_name_of(node) for node in record.members],
+            "replicas": Array(str, tuple(map(broker.node_name_of, record.members))),
             "message_count": ULong(messages),
             "consumer_count": UInt(consumers),
         }

@@ -402,6 +402,7 @@ class Deliveries(Pending):
                 acquired_count=delivery.acquired_count,
                 failed_count=delivery.failed_delivery_count,
                 annotations=delivery.annotations,
+                stream_offset=self.ids.start if link.queue.features.reads_by_offset else -1,
             )
         except (BrokerError, ValueError) as error:
             log.error("amqp.batch_damaged", queue=link.queue.name, reason=str(error))

@@ -49,6 +49,7 @@ EXCHANGE = Symbol("x-exchange")
 ROUTING_KEY = Symbol("x-routing-key")
 ACQUIRED_COUNT = Symbol("x-acquired-count")
 DELIVERY_COUNT = Symbol("x-delivery-count")
+STREAM_OFFSET = Symbol("x-stream-offset")
 
 _TTL_MS_MAX = (1 << 32) - 1
 _OCTET = encoding_octet(AMQP_10)
@@ -82,6 +83,7 @@ def transfer_of(
     acquired_count: int = 0,
     failed_count: int = 0,
     annotations: bytes = b"",
+    stream_offset: int = -1,
 ) -> bytes:
     """Returns the message of a transfer for a stored one, in whatever encoding.
 
@@ -90,16 +92,17 @@ def transfer_of(
         acquired_count: deliveries before this one.
         failed_count: those that failed.
         annotations: an encoded map, which counts before those of publisher and broker.
+        stream_offset: negative: of no stream.
     Raises:
         PeerError, ValueError: the content is damaged.
     """
     if not annotations:
         names = shown(exchange).encode(), shown(routing_key).encode()
-        made = plain_transfer(*names, content, acquired_count, failed_count)
+        made = plain_transfer(*names, content, acquired_count, failed_count, stream_offset)
         if made is not None:
             return made
     return composed_transfer(
-        exchange, routing_key, content, acquired_count, failed_count, annotations
+        exchange, routing_key, content, acquired_count, failed_count, annotations, stream_offset
     )
 
 
@@ -110,6 +113,7 @@ def composed_transfer(
     acquired_count: int,
     failed_count: int,
     annotations: bytes,
+    stream_offset: int = -1,
 ) -> bytes:
     """Does the same for any message. Raises as `transfer_of` does."""
     told = tells_deaths(content)
@@ -133,6 +137,8 @@ def composed_transfer(
         notes[ACQUIRED_COUNT] = Long(acquired_count)
     if failed_count:
         notes[DELIVERY_COUNT] = Long(failed_count)
+    if stream_offset >= 0:
+        notes[STREAM_OFFSET] = Long(stream_offset)
     if annotations:
         notes |= annotations_of(annotations)
     first = not (acquired_count or failed_count or told)

@@ -95,6 +95,12 @@ def test_counts_are_told(acquired: int, failed: int, header: Header, notes: dict
         assert all(type(found.annotations[Symbol(name)]) is Long for name in notes)
 
 
+def test_the_offset_in_a_stream_is_told() -> None:
+    for content in (content_in(BODY), content_in(section(0x72, {Symbol("x-a"): 1}) + BODY)):
+        offset = notes_of(transfer_of("", "s", content, stream_offset=1 << 40))["x-stream-offset"]
+        assert (offset, type(offset)) == (1 << 40, Long)
+
+
 def test_annotations_of_the_queue_count_before_others() -> None:
     payload = section(0x72, {Symbol("x-a"): 1, Symbol("x-b"): 2}) + BODY
     more = encode({Symbol("x-a"): Float(1.5), Symbol("x-n"): None, Symbol("x-exchange"): "mine"})
