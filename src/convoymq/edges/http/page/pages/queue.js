@@ -1,0 +1,207 @@
+// One queue: its course, members, consumers, flow of messages, bindings, policies; and its messages.
+import { at, post } from "../core/api.js";
+import { Chart, fromSamples, useHistory } from "../core/charts.js";
+import { bytes, count, rate, when } from "../core/format.js";
+import { Graph } from "../core/graph.js";
+import { isMonitor, to, useGet } from "../core/store.js";
+import {
+  Arguments,
+  Card,
+  Facts,
+  NodeLink,
+  Page,
+  Stat,
+  State,
+  TypeTag,
+  VhostLink,
+  Waiting,
+  attempt,
+  html,
+} from "../core/ui.js";
+import { canMigrate, deleteQueue, migrate, publish, purge } from "./queue-forms.js";
+import { Messages } from "./queue-messages.js";
+import { Backing, Consumers, MembersCard, StreamCard } from "./queue-parts.js";
+import { Rules } from "./queue-rules.js";
+import { Scheduled } from "./queue-scheduled.js";
+import { kindOf } from "./queues.js";
+
+const rateOf = (name) => (row) => row.message_stats?.[`${name}_details`]?.rate ?? 0;
+const NOW = {
+  ready: (row) => row.messages_ready,
+  unacked: (row) => row.messages_unacknowledged,
+  publish: rateOf("publish"),
+  deliver: rateOf("deliver_get"),
+  ack: rateOf("ack"),
+};
+const TABS = [
+  ["", "Overview"],
+  ["messages", "Messages"],
+  ["scheduled", "Scheduled"],
+  ["rules", "Bindings and policies"],
+];
+
+export default function Queue({ names: [vhost, name], params }) {
+  const tab = params.tab ?? "";
+  const found = useGet(at`queues/${vhost}/${name}`, {
+    every: 2000,
+    events: {
+      query: { queue: `${encodeURIComponent(vhost)}/${encodeURIComponent(name)}` },
+      name: "queue",
+      merge: (old, row) => (row.gone ? { ...old, state: "gone" } : { ...old, ...row }),
+    },
+  });
+  const past = useHistory(found.data, found.at, NOW, `${vhost}/${name}`);
+  const row = found.data;
+  const shown = TABS.filter(([key]) => key !== "scheduled" || row?.messages_delayed !== undefined);
+  return html`<${Page} title=${name} kind=${row ? html`<${TypeTag} type=${kindOf(row)} /> queue in <${VhostLink} name=${vhost} />` : "Queue"} actions=${row && html`<${Actions} row=${row} reload=${found.reload} />`} />
+    <nav class="tabs" aria-label="Parts">${shown.map(([key, text]) => html`<a key=${key} href="${to("queue", vhost, name)}${key && `?tab=${key}`}" aria-current=${key === tab ? "page" : undefined}>${text}</a>`)}</nav>
+    <${Waiting} of=${found}>${() =>
+      ({
+        messages: html`<${Messages} row=${row} reload=${found.reload} />`,
+        scheduled: html`<${Scheduled} row=${row} />`,
+        rules: html`<${Rules} row=${row} />`,
+      })[tab] ?? html`<${Look} row=${row} past=${past} reload=${found.reload} />`}<//>`;
+}
+
+function Actions({ row, reload }) {
+  const sync = (action) =>
+    attempt(
+      () => post(at`queues/${row.vhost}/${row.name}/actions`, { action }),
+      action === "sync" ? "The mirrors are being synchronised" : "Synchronising is cancelled",
+    ).then(reload);
+  return html`<button type="button" class="primary" onClick=${() => publish(row.vhost, "amq.default", row.name, reload)}>Publish…</button>
+    ${row.slave_nodes && html`<button type="button" onClick=${() => sync("sync")}>Synchronise</button>`}
+    ${canMigrate(row) && html`<button type="button" onClick=${() => migrate(row, reload)}>Migrate…</button>`}
+    ${row.type !== "stream" && html`<button type="button" onClick=${() => purge(row, reload)}>Purge…</button>`}
+    <button type="button" onClick=${() => deleteQueue(row)}>Delete…</button>`;
+}
+
+function Look({ row, past, reload }) {
+  const older = useGet(at`queues/${row.vhost}/${row.name}`, {
+    params: { msg_rates_age: 60, msg_rates_incr: 1, lengths_age: 60, lengths_incr: 1 },
+  }).data;
+  const seed = (details, counter) => (past.times.length < 5 ? fromSamples(details, { counter }) : null);
+  const chart = (names, labels, details, counter, format, label) => {
+    const seeds = details.map((each) => seed(each, counter));
+    const useSeeds = seeds.every(Boolean);
+    const times = useSeeds ? seeds[0].times : past.times;
+    return times.length > 1
+      ? html`<${Chart} label=${label} times=${times} format=${format} series=${names.map((each, i) => ({ label: labels[i], values: useSeeds ? seeds[i].values : past.rows[each] }))} />`
+      : html`<p class="empty">Collecting…</p>`;
+  };
+  const stats = older?.message_stats ?? {};
+  return html`
+    ${row.state === "gone" && html`<p class="banner bad" role="alert">This queue was deleted. The numbers are its last ones.</p>`}
+    <div class="stats">
+      <${Stat} label="State" value=${html`<${State} of=${row.state} />`} />
+      <${Stat} label="Ready" value=${count(row.messages_ready)} />
+      <${Stat} label="Unacknowledged" value=${count(row.messages_unacknowledged)} />
+      ${row.messages_delayed !== undefined && html`<${Stat} label="Scheduled" value=${count(row.messages_delayed)} />`}
+      ${row.messages_dlx !== undefined && html`<${Stat} label="Dead, under way" value=${count(row.messages_dlx)} />`}
+      <${Stat} label="In" value=${rate(NOW.publish(row))} unit="/s" />
+      <${Stat} label="Out" value=${rate(NOW.deliver(row))} unit="/s" />
+    </div>
+    <div class="grid">
+      <${Card} title="Messages">${chart(["ready", "unacked"], ["ready", "unacknowledged"], [older?.messages_ready_details, older?.messages_unacknowledged_details], false, count, "Messages")}<//>
+      <${Card} title="Per second">${chart(
+        ["publish", "deliver", "ack"],
+        ["in", "out", "acknowledged"],
+        ["publish", "deliver_get", "ack"].map((each) => stats[`${each}_details`]),
+        true,
+        rate,
+        "Rates",
+      )}<//>
+    </div>
+    <${Flow} row=${row} />
+    ${row.type === "stream" && html`<${StreamCard} row=${row} />`}
+    <${MembersCard} row=${row} reload=${reload} />
+    <${Consumers} row=${row} reload=${reload} />
+    ${row.backing_queue_status && html`<${Backing} row=${row} />`}
+    <div class="grid"><${About} row=${row} /><${Totals} row=${row} /></div>`;
+}
+
+function Flow({ row }) {
+  const nodes = [{ id: "queue", text: row.name, kind: "queue", note: `${count(row.messages_ready)} ready` }];
+  const edges = [];
+  (row.incoming ?? []).slice(0, 20).forEach(({ exchange, stats }) => {
+    const id = `x ${exchange.name}`;
+    nodes.push({
+      id,
+      text: exchange.name || "(default exchange)",
+      kind: "exchange",
+      href: to("exchange", exchange.vhost, exchange.name || "amq.default"),
+    });
+    edges.push({
+      from: id,
+      to: "queue",
+      text: `${rate(stats.publish_details?.rate)} /s`,
+      strong: stats.publish_details?.rate > 0,
+    });
+  });
+  const flow = Object.fromEntries(
+    (row.deliveries ?? []).map((each) => [each.channel_details.name, each.stats]),
+  );
+  (row.consumer_details ?? []).slice(0, 20).forEach((consumer) => {
+    const id = `c ${consumer.channel_details?.name} ${consumer.consumer_tag}`;
+    const now = flow[consumer.channel_details?.name]?.deliver_get_details?.rate;
+    nodes.push({
+      id,
+      text: consumer.consumer_tag,
+      kind: "consumer",
+      href: consumer.channel_details?.name ? to("channel", consumer.channel_details.name) : undefined,
+      note: consumer.active === false ? "waiting" : "active",
+    });
+    edges.push({ from: "queue", to: id, text: now === undefined ? "" : `${rate(now)} /s`, strong: now > 0 });
+  });
+  return (
+    nodes.length > 1 &&
+    html`<${Card} title="Flow" note="Where messages come from and go to, now."><${Graph} nodes=${nodes} edges=${edges} label="Flow of messages" /><//>`
+  );
+}
+
+function About({ row }) {
+  return html`<${Card} title="About"><${Facts} rows=${[
+    [
+      "Leader or home",
+      isMonitor() ? html`<${NodeLink} name=${row.leader ?? row.node} />` : (row.leader ?? row.node),
+    ],
+    ["Durable", row.durable ? "yes" : "no"],
+    ["Auto-delete", row.auto_delete ? "yes" : undefined],
+    ["Exclusive", row.exclusive ? "yes" : undefined],
+    ["Arguments", html`<${Arguments} of=${row.arguments} />`],
+    ["Follows RabbitMQ", row.rabbitmq_compatibility],
+    ["Delivery limit", row.delivery_limit],
+    ["Dead letters", row.dead_letter_strategy],
+    ["Size", bytes(row.message_bytes)],
+    ["Memory", bytes(row.memory)],
+    ["Idle since", row.idle_since && when(Date.parse(row.idle_since))],
+    [
+      "By priority",
+      Object.keys(row.messages_by_priority ?? {}).length
+        ? html`<${Arguments} of=${row.messages_by_priority} />`
+        : undefined,
+    ],
+    [
+      "Stopped replicas",
+      Object.keys(row.stopped ?? {}).length ? html`<${Arguments} of=${row.stopped} />` : undefined,
+    ],
+  ]} /><//>`;
+}
+
+const TOTALS = {
+  publish: "Published",
+  deliver: "Delivered",
+  ack: "Acknowledged",
+  redeliver: "Redelivered",
+  returned: "Returned",
+  purged: "Purged",
+  duplicates: "Repeats of publishers",
+  deduplicated: "Dropped as known",
+  dropped_expired: "Expired",
+  dropped_maxlen: "Over the limit",
+  dropped_delivery_limit: "Delivered too often",
+  dropped_rejected: "Rejected",
+  dropped_retention: "Dropped by retention",
+};
+const Totals = ({ row }) =>
+  html`<${Card} title="Since it began"><${Facts} rows=${Object.entries(TOTALS).map(([key, text]) => [text, row.message_stats?.[key] === undefined ? undefined : count(row.message_stats[key])])} /><//>`;
