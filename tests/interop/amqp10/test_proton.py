@@ -16,6 +16,7 @@ from tests.interop.helpers import api, eventually
 from tests.patience import PATIENCE_S
 
 proton = pytest.importorskip("proton", reason="Qpid Proton is not there: make test-amqp10")
+from proton.reactor import Container, Copy, DurableSubscription  # noqa: E402
 from proton.utils import (  # noqa: E402
     BlockingConnection,
     LinkDetached,
@@ -262,6 +263,44 @@ def test_a_closed_receiver_gives_back(dial: Callable[..., Any], queue: str) -> N
     other = connection.create_receiver(f"/queues/{queue}", credit=1)
     assert other.receive(timeout=PATIENCE_S).delivery_count == 0
     other.accept()
+
+
+def test_a_copy_leaves_messages_where_they_are(dial: Callable[..., Any], queue: str) -> None:
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), *"abc")
+    browser = connection.create_receiver(f"/queues/{queue}", credit=0, options=Copy())
+    browser.link.drain(50)
+    connection.wait(lambda: browser.link.credit == 0, timeout=PATIENCE_S)
+    assert [browser.fetcher.pop().body for _ in "abc"] == ["a", "b", "c"]
+    receiver = connection.create_receiver(f"/queues/{queue}", name="taker", credit=3)
+    assert bodies(receiver, 3) == ["a", "b", "c"]
+
+
+def test_a_durable_subscription_outlives_its_connection(
+    dial: Callable[..., Any], names: Names
+) -> None:
+    key = names.queue()
+
+    def subscribed(node: int) -> tuple[Any, Any]:
+        container = Container()
+        container.container_id = f"client of {key}"
+        connection = dial(node, container=container)
+        return connection, connection.create_receiver(
+            f"/exchanges/amq.direct/{key}", name="news", options=DurableSubscription(), credit=5
+        )
+
+    connection, receiver = subscribed(0)
+    sender = dial(2).create_sender(f"/exchanges/amq.direct/{key}")
+    assert send(sender, "here") == [proton.Delivery.ACCEPTED]
+    assert bodies(receiver, 1) == ["here"]
+    connection.close()
+    assert send(sender, "away") == [proton.Delivery.ACCEPTED]
+    connection, receiver = subscribed(1)
+    assert bodies(receiver, 1) == ["away"]
+    receiver.close()
+    with pytest.raises(SendException) as refused:
+        sender.send(proton.Message(body="nobody"))
+    assert refused.value.state == proton.Delivery.RELEASED
 
 
 # Refusals

@@ -62,6 +62,11 @@ def address_of(queue: str) -> str:
     return _QUEUES + quote(queue, safe="")
 
 
+def exchange_address(exchange: str, key: str) -> str:
+    """Returns the address of an exchange with a routing key."""
+    return f"{_EXCHANGES}{quote(exchange, safe='')}/{quote(key, safe='')}"
+
+
 def unquoted(address: str, part: str) -> str:
     """Returns a part of an address without its escapes. Raises PreconditionFailed."""
     if _BAD_ESCAPE.search(part):

@@ -18,14 +18,8 @@ import structlog
 
 from convoymq.broker.declarations import generated_name
 from convoymq.edges.amqp10.addresses import address_of
-from convoymq.edges.amqp10.errors import (
-    INVALID_FIELD,
-    NOT_IMPLEMENTED,
-    Scope,
-    fault_of,
-    link_fault,
-)
-from convoymq.edges.amqp10.link import SETTLED, refuse
+from convoymq.edges.amqp10.errors import INVALID_FIELD, NOT_IMPLEMENTED, link_fault
+from convoymq.edges.amqp10.link import SETTLED, attach_later
 from convoymq.edges.amqp10.outgoing import Direct
 from convoymq.edges.amqp10.performatives import Attach, Source, Target
 from convoymq.edges.amqp10.states import SessionState
@@ -73,8 +67,11 @@ def attach_dynamic(
             )
         ReplyLink(session, attach).start()
     elif TEMPORARY in own.capabilities:
-        session.connection.pause(TEMPORARY)
-        session.connection.shell.spawn(_with_queue(session, attach, then))
+        name = _name(session, attach)
+        made = _declare(session, attach, name)
+        attach_later(
+            session, attach, made, lambda: then(session, _answered(attach, name, TEMPORARY))
+        )
     else:
         word = "source" if attach.role else "target"
         raise link_fault(
@@ -86,33 +83,19 @@ def attach_dynamic(
 # --- temporary queues --------------------------------------------------------------------------
 
 
-async def _with_queue(
-    session: Session, attach: Attach, then: Callable[[Session, Attach], None]
-) -> None:
-    """Declares a queue, and attaches the link to it. The connection is not read meanwhile."""
-    name = _name(session, attach)
-    try:
-        await Declaring(session.connection, session.permissions).queue(
-            "",
-            durable=False,
-            exclusive=True,
-            auto_delete=False,
-            arguments=_CLASSIC,
-            generated=name,
-        )
-        session.temporary[attach.handle] = name
-        if session.state is SessionState.MAPPED:
-            then(session, _answered(attach, name, TEMPORARY))
-        else:
-            session.drop_temporary(attach.handle)
-    except BrokerError as error:
-        if session.state is SessionState.MAPPED:
-            refuse(session, attach, fault_of(error, Scope.LINK))
-    except Exception:
-        log.exception("amqp.method_failed", connection=session.connection.name, method="attach")
-        session.fail(fault_of(BrokerError("internal error"), Scope.SESSION))
-    finally:
-        session.connection.resume(TEMPORARY)
+async def _declare(session: Session, attach: Attach, name: str) -> None:
+    """Declares the queue of a link."""
+    await Declaring(session.connection, session.permissions).queue(
+        "",
+        durable=False,
+        exclusive=True,
+        auto_delete=False,
+        arguments=_CLASSIC,
+        generated=name,
+    )
+    session.temporary[attach.handle] = name
+    if session.state is not SessionState.MAPPED:
+        session.drop_temporary(attach.handle)
 
 
 async def delete_temporary(session: Session, name: str) -> None:

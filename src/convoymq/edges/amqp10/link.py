@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 import structlog
 
-from convoymq.edges.amqp10.errors import Fault
+from convoymq.edges.amqp10.errors import Fault, Scope, fault_of
 from convoymq.edges.amqp10.performatives import Attach, Composite, Detach, Flow
-from convoymq.edges.amqp10.states import LINK_MOVES, LinkState
+from convoymq.edges.amqp10.states import LINK_MOVES, LinkState, SessionState
 from convoymq.messages.amqp10.values import Value
+from convoymq.model.errors import BrokerError
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
@@ -106,3 +108,35 @@ def refuse(session: Session, attach: Attach, fault: Fault) -> None:
         )
     )
     session.send(Detach(handle=attach.handle, closed=True, error=fault.error()))
+
+
+def attach_later(
+    session: Session,
+    attach: Attach,
+    made: Coroutine[object, object, None],
+    then: Callable[[], None],
+) -> None:
+    """Attaches a link when its node is made. The connection is not read meanwhile.
+
+    Args:
+        made: makes the node; raises BrokerError.
+        then: attaches the link, unless the session has ended.
+    """
+    connection = session.connection
+
+    async def wait() -> None:
+        try:
+            await made
+            if session.state is SessionState.MAPPED:
+                then()
+        except BrokerError as error:
+            if session.state is SessionState.MAPPED:
+                refuse(session, attach, fault_of(error, Scope.LINK))
+        except Exception:
+            log.exception("amqp.method_failed", connection=connection.name, method="attach")
+            session.fail(fault_of(BrokerError("internal error"), Scope.SESSION))
+        finally:
+            connection.resume("attach")
+
+    connection.pause("attach")
+    connection.shell.spawn(wait())

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.edges.amqp10.addresses import MANAGEMENT, Destination, source_of, target_of
+from convoymq.edges.amqp10.browsing import COPY, Browser
 from convoymq.edges.amqp10.dynamic import attach_dynamic
 from convoymq.edges.amqp10.errors import (
     INVALID_FIELD,
@@ -25,6 +26,7 @@ from convoymq.edges.amqp10.performatives import (
 )
 from convoymq.edges.amqp10.receiving import Receiver, check_publish
 from convoymq.edges.amqp10.sending import Sender
+from convoymq.edges.amqp10.subscriptions import attach_subscription, wants_subscription
 from convoymq.messages.amqp10.values import Described, Int, Timestamp, Value
 from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.model.tables import Field
@@ -42,6 +44,9 @@ def attach(session: Session, attach: Attach) -> None:
     try:
         _check(attach)
         own = attach.source if attach.role else attach.target
+        if wants_subscription(attach):
+            _attach_subscriber(session, attach)
+            return
         if not isinstance(own, Source | Target):
             raise link_fault(INVALID_FIELD, "Attach refused: a link without a terminus here")
         if own.address == MANAGEMENT:
@@ -114,17 +119,40 @@ def _attach_consumer(session: Session, attach: Attach) -> None:
     source = attach.source
     if not isinstance(source, Source) or source.address is None:
         raise link_fault(INVALID_FIELD, "Attach refused: a link from a source without an address")
-    unknown = [each for each in source.outcomes if each not in OUTCOMES]
-    if unknown:
-        raise link_fault(NOT_IMPLEMENTED, f"Outcomes not supported: {', '.join(unknown)}")
+    _check_outcomes(source)
     try:
         name = source_of(source.address)
     except PreconditionFailed as error:
         raise link_fault(INVALID_FIELD, f"Attach refused: {error.text}") from error
+    _consume(session, attach, name)
+
+
+def _attach_subscriber(session: Session, attach: Attach) -> None:
+    if isinstance(attach.source, Source):
+        # Nothing is made for a link that is refused.
+        _check_outcomes(attach.source)
+        _filters(attach.source, stream=False)
+    attach_subscription(session, attach, _consume)
+
+
+def _check_outcomes(source: Source) -> None:
+    unknown = [each for each in source.outcomes if each not in OUTCOMES]
+    if unknown:
+        raise link_fault(NOT_IMPLEMENTED, f"Outcomes not supported: {', '.join(unknown)}")
+
+
+def _consume(session: Session, attach: Attach, name: str) -> None:
+    """Attaches a link to a queue."""
+    source = attach.source
+    assert isinstance(source, Source)
     session.permissions.check("read", "queue", name)
     queue = session.find_queue(name)
-    offset, filters = _filters(source, stream=queue.features.reads_by_offset)
-    Sender(session, attach, queue, filters).subscribe(_priority(attach), offset)
+    streams = queue.features.reads_by_offset
+    offset, filters = _filters(source, stream=streams)
+    if source.distribution_mode == COPY and not streams:
+        Browser(session, attach, queue).start()
+    else:
+        Sender(session, attach, queue, filters).subscribe(_priority(attach), offset)
 
 
 def _priority(attach: Attach) -> int:

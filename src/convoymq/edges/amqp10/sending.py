@@ -13,6 +13,7 @@ import structlog
 
 from convoymq.broker.firehose import Origin
 from convoymq.edges.amqp10 import outcomes
+from convoymq.edges.amqp10.dynamic import delete_temporary
 from convoymq.edges.amqp10.errors import (
     ILLEGAL_STATE,
     INTERNAL_ERROR,
@@ -33,7 +34,7 @@ from convoymq.edges.amqp10.performatives import (
     Released,
     Source,
 )
-from convoymq.edges.amqp10.states import LinkState
+from convoymq.edges.amqp10.states import LinkState, SessionState
 from convoymq.kernels.batch import record
 from convoymq.kernels.content import split_record
 from convoymq.messages.amqp10.message import transfer_of
@@ -306,11 +307,25 @@ class Sender(Outgoing):
     def on_removed(self) -> None:
         """The queue has ended the consumer."""
         self.session.by_number.pop(self.number, None)
-        if self.state is LinkState.DETACHED and self._detach is not None:
-            self.forget()
-            self.session.publishes.flush()
-            self.session.send(Detach(handle=self.handle, closed=self._detach.closed))
-            self.session.go_on(self)
+        if self.state is not LinkState.DETACHED or self._detach is None:
+            return
+        subscription = self.session.subscriptions.pop(self.handle, None)
+        if subscription is not None and self._detach.closed:
+            self.session.connection.shell.spawn(self._unsubscribe(subscription, self._detach))
+        else:
+            self._answer_detach(self._detach)
+
+    async def _unsubscribe(self, queue: str, detach: Detach) -> None:
+        """Answers a detach when the queue of the link's subscription is gone."""
+        await delete_temporary(self.session, queue)
+        if self.session.state is SessionState.MAPPED:
+            self._answer_detach(detach)
+
+    def _answer_detach(self, detach: Detach) -> None:
+        self.forget()
+        self.session.publishes.flush()
+        self.session.send(Detach(handle=self.handle, closed=detach.closed))
+        self.session.go_on(self)
 
     def on_cancelled(self, reason: str) -> None:
         """The queue has ended the consumer by itself."""

@@ -93,6 +93,8 @@ class Session:
         """Links of the node /management, by name."""
         self.temporary: dict[int, str] = {}
         """Handle -> queue that goes with its link."""
+        self.subscriptions: dict[int, str] = {}
+        """Handle -> queue of a durable subscription, which goes when its link is closed."""
         self._idle_seqs: dict[Queue, int] = {}
 
     def enter(self, state: SessionState) -> None:
@@ -369,6 +371,7 @@ class Session:
 
     def drop_temporary(self, handle: int) -> None:
         """A link is gone: its queue goes, if it has one of its own."""
+        self.subscriptions.pop(handle, None)
         name = self.temporary.pop(handle, None)
         if name is not None:
             self.connection.shell.spawn(delete_temporary(self, name))
