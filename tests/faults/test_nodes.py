@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -113,6 +114,22 @@ def test_sighup_goes_on_in_a_new_log_file(tmp_path: Path) -> None:
         publish(cluster, 1, 0, 3)
         assert consume(cluster, 1, 3) == [0, 1, 2]
     assert "node.stopped" in again.read_text()
+
+
+def test_a_node_reports_to_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", manager.getsockname())
+        monkeypatch.setenv("WATCHDOG_USEC", "3000")
+        with LocalCluster(tmp_path / "c", 1, BASE_PORT) as cluster:
+            cluster.wait_ready()
+            heard: list[str] = []
+            while heard[-1:] != ["WATCHDOG=1"] or not any("READY=1" in text for text in heard):
+                heard.append(manager.recv(4096).decode())
+            cluster.kill(1, signal.SIGTERM)
+            while not heard[-1].startswith("STOPPING=1"):
+                heard.append(manager.recv(4096).decode())
 
 
 def test_what_a_node_writes_is_not_for_everybody(cluster: LocalCluster) -> None:

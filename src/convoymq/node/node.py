@@ -42,6 +42,7 @@ from convoymq.node.recovery import Recovery
 from convoymq.node.resources import ResourceWatch, watermarks
 from convoymq.node.rounds import Rounds, Ticks
 from convoymq.node.served_edges import ServedEdges
+from convoymq.node.service_manager import ServiceManager
 from convoymq.node.storage_shell import open_storage
 from convoymq.replication import versions as supported
 from convoymq.shells.groups.host import ReplicaHost
@@ -94,6 +95,7 @@ class Node:
         self.edges: tuple[Edge, ...] = ()
         self.broker: Broker | None = None
         self.watermarks = watermarks(config)
+        self.manager = ServiceManager()
 
     # -- start and end ----------------------------------------------------------------------
 
@@ -258,6 +260,7 @@ class Node:
         every = self.ticks.every
         every(1, self.clock.settle)
         every(1, host.tick)
+        every(1, self.manager.beat)
         every(STORAGE_TICKS, self.storage.tick)
         every(STORAGE_TICKS, self._watch_heap)
         every(CLOCK_TICKS, self._watch_clock)
@@ -273,7 +276,9 @@ class Node:
         return waiting > self.config.cluster.link_backlog_max_bytes // CONGESTED_SHARE
 
     async def _start_and_wait(self) -> None:
+        self.manager.starting("Looks for the other nodes")
         await self._form()
+        self.manager.starting("Opens queues")
         await self._open_broker()
         assert self.broker is not None
         self.served = ServedEdges(self.config, self.broker, self.rounds, self._activity)
@@ -283,6 +288,7 @@ class Node:
         self.usable = True
         self.heap.begin()
         self.ready.set()
+        self.manager.ready()
         after_ms = self.clock.now_ms() - self.started_ms
         self.log.info("node.ready", name=self.config.node_name, after_ms=after_ms)
         self.resources = ResourceWatch(
@@ -300,6 +306,7 @@ class Node:
 
     async def _close(self) -> None:
         self.log.info("node.stopping")
+        self.manager.stopping()
         self.usable = False
         timeout_s = max(0.1, self.config.node.stop_timeout_ms / 1000)
         with contextlib.suppress(TimeoutError):
