@@ -11,6 +11,7 @@ so it does not matter who asked, who dies in between, or that the node starts ag
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection
 from itertools import islice
 from typing import Protocol
@@ -24,7 +25,7 @@ from convoymq.broker.registry import ConnectionRegistry
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.maintenance import drained_nodes, set_drained
-from convoymq.model.errors import NotFound, PreconditionFailed
+from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 from convoymq.model.tasks import Tasks
 from convoymq.shells.groups.host import ReplicaHost
 
@@ -74,12 +75,24 @@ class Maintenance:
         """Returns whether this node is drained."""
         return self._nodes.is_drained(self._nodes.node_id)
 
-    async def attach(self, ports: Ports) -> None:
-        """Listens for clients, unless this node is drained. Raises OSError."""
+    async def attach(self, ports: Ports, *, revive: bool = False) -> None:
+        """Listens for clients, unless this node is drained. Raises OSError.
+
+        Args:
+            revive: a drained node is revived now, and listens when the tree has it.
+        """
         self._ports = ports
         if not self.is_drained:
             await ports.open()
             self._is_open = True
+        elif revive:
+            self._tasks.spawn(self._set_revived())
+
+    async def _set_revived(self) -> None:
+        while self.is_drained:
+            # Without a majority the next try waits for it.
+            with contextlib.suppress(Unavailable):
+                await self.set_drained(self._nodes.node_id, drained=False)
 
     async def set_drained(self, node: int, *, drained: bool, timeout_s: float = TIMEOUT_S) -> None:
         """Drains a node of the cluster, or ends that. It acts when it hears of it.

@@ -284,7 +284,9 @@ class Node:
         self.served = ServedEdges(self.config, self.broker, self.rounds, self._activity)
         self.edges = self.served.all
         self.rounds.carry_out(self.host, self.links, self.broker, self.edges)
-        await self.broker.maintenance.attach(await self.served.begin())
+        await self.broker.maintenance.attach(
+            await self.served.begin(), revive=self.config.node.revive_at_start
+        )
         self.usable = True
         self.heap.begin()
         self.ready.set()

@@ -76,6 +76,17 @@ async def test_a_drained_node_starts_without_listening(cluster: FakeCluster) -> 
     assert not ports.is_open
 
 
+async def test_a_node_can_end_its_maintenance_when_it_starts(cluster: FakeCluster) -> None:
+    await drain(cluster.nodes[1].broker, 3)
+    ports = Ports()
+    maintenance = cluster.nodes[3].broker.maintenance
+    await until(lambda: maintenance.is_drained)
+    await maintenance.attach(ports, revive=True)
+    await until(lambda: not maintenance.is_drained)
+    maintenance.tick()
+    await until(lambda: ports.is_open)
+
+
 async def test_new_queues_avoid_a_drained_node(cluster: FakeCluster) -> None:
     await drain(cluster.nodes[1].broker, 1)
     broker = cluster.nodes[1].broker

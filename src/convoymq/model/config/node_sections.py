@@ -50,6 +50,11 @@ class NodeConfig:
         instead of a transfer of leadership.""",
         unit="ms", low=0, high=600_000,
     )  # fmt: skip
+    revive_at_start: bool = key(
+        "node.revive_at_start", False,
+        """Ends the maintenance of this node when it starts. For service managers and Kubernetes,
+        which drain a node before they stop it.""",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
