@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark replication wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark replication check-deploy wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -119,6 +119,10 @@ bench-topics: setup ## Ordered topics beside plain streams, and what changes of 
 
 replication: setup ## Drive queues and broker groups through the same faults: docs/replication.md
 	$(BIN)/python -m benchmarks.replication $(REPLICATION)
+
+check-deploy: setup ## Image, Debian package and Helm chart in clean roots; needs root, mmdebstrap and Helm
+	@$(BIN)/python -m pip install --quiet pyyaml kubernetes-validate
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/check_deploy.py
 
 wheel: setup ## Build both wheels and try them in environments of their own, without sources or compiler
 	tools/check_wheel.sh
