@@ -7,6 +7,7 @@ that decided it and are equal on every replica; acts carry the clock of the node
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NotRequired, TypedDict
 
 FORMAT: Final = 1
@@ -87,12 +88,24 @@ SOUGHT: Final = 33
 GIVEN_UP: Final = 34
 NAME: Final = 35
 SKIPPED: Final = 40
+# Of broker groups (ADR 0192), all of them acts:
+STORED: Final = 41
+CUT: Final = 42
+ACCEPTED: Final = 43
+READ: Final = 44
+COMMITTED: Final = 45
+ESCAPED: Final = 46
+TAKEN: Final = 47
+LIFE: Final = 48
+ACTING: Final = 49
 
 TOPICS_QUEUE: Final = "amq.topics"
 TOPICS_TYPE: Final = "topics"
 """Under which the metadata group's trace of topics appears; it has no virtual host."""
 PARTITION_TYPE: Final = "partition"
 PARTITION_PREFIX: Final = "amq.partition."
+BROKER_GROUP_TYPE: Final = "broker group"
+"""Of the trace of a broker, which is about all queues of its group."""
 LOG_TYPES: Final = frozenset(("stream", PARTITION_TYPE, TOPICS_TYPE))
 """Types whose messages stay when they are consumed."""
 
@@ -117,7 +130,8 @@ KIND_NAMES: Final = {
 }
 
 REDELIVERED: Final = 1
-"""delivered, sent: `redelivered` is shown to the consumer."""
+"""delivered, sent: `redelivered` is shown to the consumer. read: the reader asked for what its
+group had committed."""
 NO_ACK: Final = 2
 """delivered: the consumer settles by receiving."""
 BY_RESERVATION: Final = 4
@@ -126,9 +140,10 @@ FAILED: Final = 8
 """returned: counts towards the delivery limit."""
 CAME: Final = 16
 GONE: Final = 32
-"""owner: a consumer may be served from now on, or no more."""
+"""owner: a consumer may be served from now on, or no more. acting: it begins, or ends."""
 DELETED: Final = 64
-"""confirmed: answered because the queue is deleted, not because it holds the message."""
+"""confirmed: answered because the queue is deleted, not because it holds the message. cut: the
+topic is deleted."""
 HELD: Final = 128
 """state: checked out to (session, consumer); without it: ready. dropped: it was checked out to that
 owner; without it: it was ready."""
@@ -196,6 +211,8 @@ ROW_COLUMNS: Final = (
 )  # fmt: skip
 """Columns of a row, in the order of `kernels.trace.TraceRows`. In files `kind` and `reason` are
 int8, `flags` and `ordinal` int32, the others int64 (`session` as a bit pattern)."""
+NAME_COLUMNS: Final = ROW_COLUMNS[-8:]
+"""Columns of a NAME row that keep bytes of it, eight each."""
 SUMMARY_COLUMNS: Final = {
     "published": "seq",
     "acked": "first_id",
@@ -214,3 +231,17 @@ MARK_COLUMNS: Final = {
 }
 """Columns of a COVERED row that keep how many rows there were since the one before, of some kinds
 and in all: what has been taken out of a file is missed."""
+
+
+def name_of(row: Mapping[str, int]) -> str:
+    """Returns the name that a NAME row tells of."""
+    raw = b"".join(row[name].to_bytes(8, "little", signed=True) for name in NAME_COLUMNS)
+    return raw[: row["consumer"]].decode("utf-8", "replace")
+
+
+def name_words(name: bytes) -> list[int]:
+    """Returns the columns of a NAME row from `consumer` on."""
+    room = 8 * len(NAME_COLUMNS)
+    padded = name[:room].ljust(room, b"\0")
+    parts = (padded[k : k + 8] for k in range(0, room, 8))
+    return [min(len(name), room), *(int.from_bytes(part, "little", signed=True) for part in parts)]

@@ -317,6 +317,12 @@ class QueueTrace:
         self._handed_rows = -self.rows.rows
         self._confirmed_rows = self._sent_rows = 0
 
+    def cut(self, index: int) -> None:
+        """The end of what is recorded went, from an index on: that is covered anew."""
+        self._mark()
+        self._covered = index
+        self.rows.index = index
+
     def _tell_members(self) -> None:
         """Names who records the queue, once a segment and when it changes."""
         known = tuple(sorted(self._members()))

@@ -147,6 +147,7 @@ class Intake:
             return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
         if self._keys.has(key):
             log.info("rocketmq.escape_repeated", key=str(key))
+            self._trace_taken(draft, None, key)
             return Placed(PutStatus.PUT_OK)
         ended = self._under_way[key] = asyncio.get_running_loop().create_future()
         try:
@@ -158,7 +159,13 @@ class Intake:
             del self._under_way[key]
         if not ended.done():
             ended.set_result(placed)
+        if placed.status in STORED:
+            self._trace_taken(draft, placed, key)
         return placed
+
+    def _trace_taken(self, draft: Draft, placed: Placed | None, key: Key) -> None:
+        if self._parts.trace is not None:
+            self._parts.trace.taken(draft, placed, key)
 
 
 class Bridge:
@@ -223,7 +230,9 @@ class Bridge:
                 if not neighbour.takes(key, self.generation):
                     self.on_superseded()
                     return FAILED
-                return await neighbour.take_any(draft, key)
+                placed = await neighbour.take_any(draft, key)
+                self._trace_escaped(draft, key, neighbour.name, placed.status)
+                return placed
         if not self._settings.remote_escape:
             return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
         return await self._send(draft, key, is_specific=is_specific)
@@ -251,9 +260,15 @@ class Bridge:
             return FAILED
         status, outcome = await self._attempt(draft, key, target, masters[target.broker])
         self._targets.ended(key, outcome)
+        self._trace_escaped(draft, key, target.broker, status)
         if outcome is not Outcome.STORED:
             self._routes.pop(draft.topic, None)
         return Placed(status)
+
+    def _trace_escaped(self, draft: Draft, key: Key | None, to: str, status: PutStatus) -> None:
+        trace = self._parts.trace
+        if trace is not None and key is not None and status in STORED:
+            trace.escaped(draft.topic, key, to)
 
     async def _attempt(
         self, draft: Draft, key: Key | None, target: Target, address: str

@@ -10,6 +10,7 @@ from convoymq.model.config.keys import Section
 from convoymq.replication.group.types import GroupSettings
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.settings import UNSERVED, BrokerSettings
+from convoymq.rocketmq.broker.tracing import TraceSettings
 from convoymq.rocketmq.settings import build_all, pairs_of, read_pairs
 from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.settings import StoreSettings
@@ -18,6 +19,7 @@ S = TypeVar("S", bound=Section)
 
 SECTIONS: tuple[type[Section], ...] = (
     BrokerSettings, StoreSettings, GroupSettings, ActingSettings, SpecialSettings,
+    TraceSettings,
 )  # fmt: skip
 """Every part adds its own."""
 

@@ -27,11 +27,12 @@ class Offsets:
         self.version: DataVersion = found.data_version
         self._resets: dict[str, dict[int, int]] = {}
         """Offsets that operators set, until a consumer has been told."""
+        self.on_commit: Callable[[str, str, int, int], None] | None = None
+        """Called with group, topic, queue and an offset that another one was before."""
 
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Enters how far a group is."""
-        self.table.setdefault(f"{topic}@{group}", {})[queue] = offset
-        self._is_changed = True
+        self._enter(group, topic, queue, offset)
         self._commits += 1
         if self._commits % self._version_step == 0:
             self.version = next_version(self.version, self._now_ms())
@@ -51,7 +52,13 @@ class Offsets:
     def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Sets an offset that the next pull is sent to."""
         self._resets.setdefault(f"{topic}@{group}", {})[queue] = offset
-        self.table.setdefault(f"{topic}@{group}", {})[queue] = offset
+        self._enter(group, topic, queue, offset)
+
+    def _enter(self, group: str, topic: str, queue: int, offset: int) -> None:
+        known = self.table.setdefault(f"{topic}@{group}", {})
+        if self.on_commit is not None and known.get(queue) != offset:
+            self.on_commit(group, topic, queue, offset)
+        known[queue] = offset
         self._is_changed = True
 
     def has_reset(self, group: str, topic: str, queue: int) -> bool:

@@ -278,6 +278,10 @@ class Puller:
             answer.slices = got.records
             size = sum(map(len, got.records))
             self._parts.stats.pulled(group, pull.topic, len(got.records), size)
+            trace = self._parts.trace
+            if trace is not None:
+                again = pull.offset < self._parts.offsets.get(group, *pull.place)
+                trace.read(group, *pull.place, pull.offset, got.next, got.records, again=again)
         return answer, code
 
     # --- waiting -------------------------------------------------------------------------

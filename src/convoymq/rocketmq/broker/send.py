@@ -348,6 +348,8 @@ class Sender:
     def _answer_turn(self, waiting: list[tuple[_Sent, Placed]], status: PutStatus) -> None:
         for _, found in waiting:
             found.status = status
+        if self._parts.trace is not None:
+            self._parts.trace.confirmed((sent.draft, found) for sent, found in waiting)
         self._answer_all(waiting)
 
     def _answer_all(self, done: list[tuple[_Sent, Placed]]) -> None:

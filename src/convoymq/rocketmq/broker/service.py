@@ -34,6 +34,7 @@ from convoymq.rocketmq.broker.settings import SYNC_MASTER, BrokerSettings, own_a
 from convoymq.rocketmq.broker.stats import Stats
 from convoymq.rocketmq.broker.topic_requests import TopicRequests
 from convoymq.rocketmq.broker.topics import Topics
+from convoymq.rocketmq.broker.tracing import GroupTrace, TraceSettings
 from convoymq.rocketmq.broker.types import (
     BeforePut,
     Escape,
@@ -131,6 +132,8 @@ class Broker:
         self.specials: list[SpecialServices] = []
         self.on_closed: list[Callable[[Connection], None]] = []
         self.replication: GroupReplication
+        self.trace: GroupTrace | None = None
+        """None: nothing is recorded."""
         self.escape: Escape = LocalEscape(self)
         self.servers: list[RemotingServer] = []
         self.persist_failures = 0
@@ -211,7 +214,8 @@ class Broker:
 
     async def put(self, drafts: Sequence[Draft]) -> list[Placed]:
         """Prepares and appends messages, and waits until they are confirmed. Raises Refusal."""
-        placed = self.put_now([self.prepared(draft) for draft in drafts])
+        drafts = [self.prepared(draft) for draft in drafts]
+        placed = self.put_now(drafts)
         ends = [p.physical + p.size for p in placed if p.status is PutStatus.PUT_OK]
         if ends:
             confirmed: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
@@ -220,6 +224,8 @@ class Broker:
             for found in placed:
                 if found.status is PutStatus.PUT_OK:
                     found.status = status
+            if self.trace is not None:
+                self.trace.confirmed(zip(drafts, placed, strict=True))
         return placed
 
     def wake_pulls(self) -> None:
@@ -236,6 +242,8 @@ class Broker:
             for server in self.servers:
                 await server.stop()
             await self.exposition.stop()
+            if self.trace is not None:
+                self.trace.stop()
             self._worker.close()
             raise
 
@@ -283,6 +291,7 @@ class Broker:
         self.group = Group(
             self, self.configuration.section(ActingSettings), services, self.neighbours
         )
+        self._open_trace()
         for work in (self.registrar.run, self.puller.sweep, self._tick, self._scan, self._persist):
             self.tasks.spawn(work())
         if settings.acting_master:
@@ -327,6 +336,23 @@ class Broker:
         log.info("rocketmq.store_open", root=str(self._root), was_aborted=report.was_aborted,
                  records=report.records_checked, end=self.store.max_offset)  # fmt: skip
 
+    def _open_trace(self) -> None:
+        settings = self.configuration.section(TraceSettings)
+        if not settings.enabled:
+            return
+        replication = self.replication
+        trace = GroupTrace(
+            self._root / "trace", settings, self.store, cluster=self.role.cluster,
+            broker=self.role.name, broker_id=self.role.id, lives=lambda: replication.lives,
+            members=lambda: self.group.members,
+        )  # fmt: skip
+        if trace.is_open:
+            trace.start()
+            self.trace = trace
+            self.offsets.on_commit = trace.committed
+            replication.on_life.append(trace.life_began)
+            self.tasks.spawn(trace.run())
+
     def _closed(self, connection: Connection) -> None:
         for call in self.on_closed:
             call(connection)
@@ -343,6 +369,8 @@ class Broker:
         await self.replication.stop()
         await self.remoting.stop()
         self.persist()
+        if self.trace is not None:
+            self.trace.stop()
         self._worker.close()
         self._slow_worker.close()
         self.store.close()

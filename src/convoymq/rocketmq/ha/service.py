@@ -24,6 +24,7 @@ from convoymq.replication.group.types import (
     Ask,
     Fetch,
     GroupSettings,
+    Life,
     SlaveState,
     Tail,
     Verdict,
@@ -136,6 +137,8 @@ class GroupReplication:
         self._pumps = False
         self.failures = 0
         """Times that a life could not be persisted."""
+        self.on_life: list[Callable[[Life], None]] = []
+        """Called when a life of this master began."""
         self.port = 0
         """The port for slaves, of a master that has begun."""
         book = self._load()
@@ -253,8 +256,17 @@ class GroupReplication:
         if began:
             life = master.book.lives[-1]
             log.info("ha.life_began", life=life.number, begin=life.begin, proven=life.is_proven)
+            for call in self.on_life:
+                call(life)
             self.on_appended()
         return master.takes_writes
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        """Returns the lives of masters that wrote the log."""
+        member = self.master or self.slave
+        assert member is not None
+        return member.book.lives
 
     def set_alive(self, count: int | None) -> None:
         """Says how many replicas name servers list, this one among them."""

@@ -144,6 +144,8 @@ class MessageStore:
         """Called with each message when it can be read, in the order of the log."""
         self.on_truncated: list[Callable[[], None]] = []
         """Called when the end of the log was removed."""
+        self.on_deleted: list[Callable[[str], None]] = []
+        """Called with a topic whose queues were removed."""
         self.on_run: list[Callable[[Run], None]] = []
         """Called with neighbours of a queue when they can be read: cheaper than each message."""
         self._damaged: set[int] = set()
@@ -325,7 +327,7 @@ class MessageStore:
             self._index.add(keys)
             runs = [Run(*row) for row in rows]
             for run in runs:
-                if is_topic(run.topic) and run.queue_id >= 0:
+                if is_queue(run):
                     self._queues.append(run.topic, run.queue_id, run.queue_offset, run.entries)
             run_each(runs, self._tell, pass_on)
 
@@ -334,6 +336,23 @@ class MessageStore:
         if self.on_dispatched:
             for message in self.messages(run):
                 run_each(self.on_dispatched, partial(_call, message), pass_on)
+
+    def runs(self, start: int, end: int) -> Iterator[Run]:
+        """Yields the runs of a part of the log that is stored, up to what is no record."""
+        wanted = 0
+        while start < end:
+            limit = min(max(wanted, SCAN_BYTES), end - start)
+            block = bytes(self._log.read_some(start, limit))
+            before = wanted
+            why, read, wanted, _, _, rows, _ = records.scan(
+                block, 0, start, records.UNCHECKED, self._delays
+            )
+            yield from (run for row in rows if is_queue(run := Run(*row)))
+            if why == records.BLANK:
+                read += wanted
+            if not read and not before < wanted <= RECORD_BYTES_MAX:
+                return
+            start += read
 
     def messages(self, run: Run) -> Iterator[Message]:
         """Yields the messages of a run that was just dispatched."""
@@ -593,6 +612,10 @@ class MessageStore:
             at += len(part)
         return value
 
+    def places(self) -> list[tuple[str, int]]:
+        """Returns topic and number of all queues."""
+        return self._queues.places()
+
     def topics(self) -> list[str]:
         """Returns topics that have queues."""
         return sorted({topic for topic, _ in self._queues.places()})
@@ -611,6 +634,8 @@ class MessageStore:
             self._derived.save_now()
         for place in [place for place in self._next_offsets if place[0] == topic]:
             del self._next_offsets[place]
+        for call in self.on_deleted:
+            call(topic)
 
     def clean(self, now_ms: int) -> int:
         """Removes files of the log that are too old, with what led to them. Returns how many."""
@@ -644,6 +669,11 @@ class MessageStore:
                 break
             end = following
         return end
+
+
+def is_queue(run: Run) -> bool:
+    """Returns whether a run's messages lie in a queue."""
+    return is_topic(run.topic) and run.queue_id >= 0
 
 
 def _call(message: Message, listener: Callable[[Message], None]) -> None:

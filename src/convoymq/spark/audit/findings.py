@@ -83,6 +83,7 @@ FATE_SETTLED = 1
 FATE_DROPPED = 2
 FATE_READY = 3
 FATE_HELD = 4
+FATE_AGAIN = 5
 
 
 def bucket_of(us: Array) -> Array:

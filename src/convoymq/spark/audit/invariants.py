@@ -42,6 +42,15 @@ class Invariant(IntEnum):
     TOPIC_EFFECTS_ONCE = 30
     TOPIC_COUNTS = 31
     TOPIC_END_STATE = 32
+    # Checks G1 to G8 of broker groups, in their order.
+    GROUP_NUMBERED = 33
+    GROUP_LOG_ORDER = 34
+    GROUP_ONE_PLACE = 35
+    GROUP_CONFIRMED_STORED = 36
+    GROUP_READ_STORED = 37
+    GROUP_REPEATS_MARKED = 38
+    GROUP_ESCAPED_ONCE = 39
+    GROUP_ONE_LIFE = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +205,39 @@ PROMISES: dict[Invariant, Promise] = {
         "A15 sinks end in the state of the source",
         "Where both recorded: the last applied effect of every key has the value of its last "
         "change at the source.",
+    ),
+    Invariant.GROUP_NUMBERED: Promise(
+        "G1 every message of a queue has one offset, with none left out",
+        "What a replica stores in a queue goes on where it ended, but for what was cut off.",
+    ),
+    Invariant.GROUP_LOG_ORDER: Promise(
+        "G2 a queue has the order of the log",
+        "In a replica's queue, places in the log and lives of masters never fall.",
+    ),
+    Invariant.GROUP_ONE_PLACE: Promise(
+        "G3 replicas have a message in the same place",
+        "A message of a life and an offset lies at one place of the log, on every replica.",
+    ),
+    Invariant.GROUP_CONFIRMED_STORED: Promise(
+        "G4 what was confirmed is in the group's log",
+        "The log of the last master has every message that a master confirmed, of the same life.",
+    ),
+    Invariant.GROUP_READ_STORED: Promise(
+        "G5 consumers get what is stored",
+        "A replica hands out what it had stored before, from where it was asked on, in order.",
+    ),
+    Invariant.GROUP_REPEATS_MARKED: Promise(
+        "G6 nothing comes again without a mark",
+        "What a replica hands out below the offset that it took from the group is marked: the "
+        "reader asked for it again.",
+    ),
+    Invariant.GROUP_ESCAPED_ONCE: Promise(
+        "G7 a message escapes once",
+        "No two brokers store a message of one key, none does so twice, and what a slave takes "
+        "for stored is at its target.",
+    ),
+    Invariant.GROUP_ONE_LIFE: Promise(
+        "G8 a life has one master",
+        "No two replicas begin the same life.",
     ),
 }

@@ -119,14 +119,35 @@ def audit(
     elif callable(spark):
         tell("session")
         spark = spark()
-    job = Job(spark, files, facts, footers, effects.files_of(paths))
-    with job.settings():
-        found = [cast(FindingRow, row.asDict()) for step in job.steps(tell) for row in step]
+    found: list[FindingRow] = []
+    for job in _jobs(spark, files, facts, footers, effects.files_of(paths)):
+        with job.settings():
+            found += [cast(FindingRow, row.asDict()) for step in job.steps(tell) for row in step]
     report = gather(facts, found)
     report.rows = sum(int(footer["rows"]) for footer in footers)
     report.files = len(files)
     report.duration_s = time.monotonic() - started
     return report
+
+
+def _jobs(
+    spark: SparkSession, files: list[str], facts: list[QueueFacts], footers: list[Footer],
+    others: Sequence[Path],
+) -> Iterator[Job]:  # fmt: skip
+    """Yields the jobs of queues and of broker groups, as far as there are such."""
+    from convoymq.spark.audit.broker_groups import BrokerGroupJob
+
+    for kind, of_brokers in ((Job, False), (BrokerGroupJob, True)):
+        chosen = [
+            k for k, footer in enumerate(footers)
+            if (footer["type"] == words.BROKER_GROUP_TYPE) == of_brokers
+        ]  # fmt: skip
+        if chosen:
+            yield kind(
+                spark, [files[k] for k in chosen],
+                [each for each in facts if (each.type == words.BROKER_GROUP_TYPE) == of_brokers],
+                [footers[k] for k in chosen], others,
+            )  # fmt: skip
 
 
 def _names(footer: Footer) -> set[str]:

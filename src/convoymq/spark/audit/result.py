@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from convoymq.model import trace as words
 from convoymq.spark.audit.coverage import Gap, QueueFacts
 from convoymq.spark.audit.findings import (
+    FATE_AGAIN,
     FATE_DROPPED,
     FATE_HELD,
     FATE_READY,
@@ -26,6 +27,7 @@ FATE_NAMES = {
     FATE_DROPPED: "dropped",
     FATE_READY: "ready",
     FATE_HELD: "checked out",
+    FATE_AGAIN: "read again",
 }
 EXAMPLES_KEPT = 5
 PERCENTILES = (0.5, 0.95, 0.99)

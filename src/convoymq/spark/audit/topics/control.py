@@ -246,12 +246,7 @@ def _topic_of(made: TopicsFacts, row: ControlRow) -> TopicFacts:
 
 
 def _on_name(made: TopicsFacts, row: ControlRow) -> None:
-    columns = (
-        "seq", "first_id", "count", "position_index", "position_command", "position_first",
-        "acquired", "delivered",
-    )  # fmt: skip
-    raw = b"".join(row[name].to_bytes(8, "little", signed=True) for name in columns)
-    made.names[row["session"]] = raw[: row["consumer"]].decode("utf-8", "replace")
+    made.names[row["session"]] = words.name_of(row)
 
 
 def _on_topic(made: TopicsFacts, row: ControlRow) -> None:
