@@ -10,8 +10,10 @@ from convoymq.rocketmq.acting import key_log
 from convoymq.rocketmq.acting.escape import KEY_FIELD, KEY_PROPERTY
 from convoymq.rocketmq.acting.lock_requests import place_of
 from convoymq.rocketmq.acting.locks import Queue
+from convoymq.rocketmq.acting.metadata import Metadata
 from convoymq.rocketmq.acting.roles import State
 from convoymq.rocketmq.broker.service import Broker
+from convoymq.rocketmq.broker.users import User
 from convoymq.rocketmq.broker.values import LockBody, LockedBody, MessageQueue
 from convoymq.rocketmq.namesrv.tables import TIMEOUT_MS, Registration, Replica
 from convoymq.rocketmq.remoting import json
@@ -19,7 +21,7 @@ from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.values import EscapeKeys, RouteData, TopicConfig, TopicTable
 from convoymq.rocketmq.store.types import Draft, PutStatus, encode_properties
 from tests.patience import PATIENCE_S
-from tests.rocketmq.broker_client import Client
+from tests.rocketmq.broker_client import Client, records
 from tests.rocketmq.groups import Groups, eventually
 from tests.running import until
 
@@ -370,6 +372,108 @@ async def test_a_slave_copies_and_a_master_takes_over(groups: Groups) -> None:
     assert back.topics.get("made-meanwhile") is not None
     assert back.topics.get("orders") is not None
     assert "joined-meanwhile" in back.groups.table
+
+
+async def delete(broker: Broker, client: Client) -> None:
+    """Deletes topic `t`, group `g` and user `u`."""
+    broker.users.delete("u")
+    for asked in (
+        (Request.DELETE_TOPIC_IN_BROKER, {"topic": "t"}),
+        (Request.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": "true"}),
+    ):
+        assert (await client.ask(asked[0], **asked[1])).code == Answer.SUCCESS
+
+
+def has(broker: Broker) -> list[object]:
+    """Returns what is left of topic `t`, group `g` and user `u`."""
+    return [
+        "t" in broker.topics.table, "g" in broker.groups.table, "u" in broker.users.table,
+        "t" in broker.store.topics(), broker.offsets.of("g", "t"), broker.offsets.of("g", "kept"),
+    ]  # fmt: skip
+
+
+NOTHING: list[object] = [False, False, False, False, {}, {}]
+
+
+async def fill(broker: Broker, client: Client) -> None:
+    for topic in ("t", "kept"):
+        broker.topics.create(TopicConfig(topic, 1, 1, 6))
+    for _ in range(5):
+        assert (await client.send("t")).code == Answer.SUCCESS
+    broker.groups.find("g")
+    broker.users.put(User("u", "word"))
+    broker.offsets.commit("g", "t", 0, 5)
+    broker.offsets.commit("g", "kept", 0, 3)
+
+
+async def test_a_slave_keeps_nothing_of_what_its_master_deletes(groups: Groups) -> None:
+    """RocketMQ's keeps queues and offsets: a topic that is made again loses its first messages."""
+    master = await groups.online("n", 0)
+    slave = await groups.online("n", 1)
+    client = groups.client(master)
+    await fill(master, client)
+    await until(lambda: has(slave) == [True, True, True, True, {0: 5}, {0: 3}])
+    await delete(master, client)
+    await until(lambda: has(slave) == NOTHING)
+    # Between two looks of the slave at its master's tables.
+    await fill(master, client)
+    await until(lambda: slave.store.queue_max("t", 0) == 5)
+    await delete(master, client)
+    master.topics.create(TopicConfig("t", 1, 1, 6))
+    await client.send("t", b"first")
+    master.offsets.commit("g", "t", 0, 0)
+    await until(lambda: slave.store.queue_max("t", 0) == 1)
+    await until(lambda: slave.offsets.of("g", "t") == {0: 0})
+    answer = await groups.client(slave).pull("t", 0)
+    assert [bytes(record.body) for record in records(answer)] == [b"first"]
+
+
+@pytest.mark.parametrize("by_slave", [False, True])
+async def test_a_returning_master_brings_back_nothing(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch, by_slave: bool
+) -> None:
+    """Deleted by the master that dies before its slave copies it, or by the slave that acts."""
+    master = await groups.online("n", 0)
+    slave = await groups.online("n", 1)
+    await fill(master, groups.client(master))
+    await until(lambda: has(slave) == has(master))
+    await until(lambda: slave.store.dispatched == master.store.dispatched)
+    with monkeypatch.context() as frozen:
+        frozen.setattr(Metadata, "copy_changes", copy_nothing)
+        frozen.setattr(Metadata, "copy", copy_nothing)
+        if not by_slave:
+            await delete(master, groups.client(master))
+        await groups.stop_broker(master)
+        await until(lambda: slave.group.state is State.ACTING)
+        if by_slave:
+            await delete(slave, groups.client(slave))
+        assert has(slave)[0] is not by_slave
+    back = await groups.online("n", 0)
+    assert has(back) == NOTHING
+
+
+async def test_a_slave_serves_a_topic_that_it_has_not_copied(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ's slave refuses it (17), though it has its confirmed messages."""
+    master = await groups.online("n", 0, brokerRole="SYNC_MASTER", inSyncReplicas=2)
+    slave = await groups.online("n", 1)
+    with monkeypatch.context() as frozen:
+        frozen.setattr(Metadata, "copy_changes", copy_nothing)
+        frozen.setattr(Metadata, "copy", copy_nothing)
+        master.topics.create(TopicConfig("new", 4, 4, 7))
+        assert (await groups.client(master).send("new", b"x", e=2)).code == Answer.SUCCESS
+        await groups.stop_broker(master)
+        await until(lambda: slave.group.state is State.ACTING)
+        assert slave.topics.table["new"] == TopicConfig("new", 3, 3, 6)
+        assert len(records(await groups.client(slave).pull("new", 0, 2))) == 1
+    back = await groups.online("n", 0, brokerRole="SYNC_MASTER", inSyncReplicas=2)
+    assert back.topics.table["new"] == TopicConfig("new", 4, 4, 7)
+    await until(lambda: slave.topics.table["new"] == TopicConfig("new", 4, 4, 7))
+
+
+async def copy_nothing(_self: Metadata, _master: str) -> None:
+    """Replaces copies of a slave."""
 
 
 async def test_a_lock_needs_a_majority_where_it_is_strict(groups: Groups) -> None:

@@ -47,7 +47,7 @@ def escape_without_a_key() -> None:
 def topics_not_taken_over() -> None:
     from convoymq.rocketmq.acting import metadata
 
-    metadata.joined = lambda own, _version, _other, _other_version: own
+    metadata.joined = lambda own, *_rest: own
 
 
 @plant("a lock does not keep others from pulling", "none")

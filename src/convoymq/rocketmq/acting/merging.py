@@ -5,7 +5,7 @@
 | consumer offsets (`Offsets.merge`) | the larger of each queue | all, if its version is not older |
 | offsets of delay levels | the larger of each level | as above |
 | check point of timed messages | the larger of each number | as above |
-| topics, groups | all of both; of one that both have, that of the newer table | not taken over |
+| topics, groups, users | all of both but what either deleted; of two, the newer table's | none |
 | keys of what escaped | all of both | there are none |
 
 A version counts every 500th commit only, so that by RocketMQ's rule up to 499 commits of clients
@@ -32,10 +32,27 @@ def _order(version: DataVersion) -> tuple[int, int, int]:
 
 
 def joined(
-    own: Mapping[str, V], own_version: DataVersion, other: Mapping[str, V], version: DataVersion
+    own: Mapping[str, V],
+    own_version: DataVersion,
+    other: Mapping[str, V],
+    version: DataVersion,
+    own_deleted: Mapping[str, int],
+    deleted: Mapping[str, int],
 ) -> dict[str, V]:
-    """Returns the entries of both tables; of an entry that both have, that of the newer table."""
-    return {**own, **other} if is_newer(version, own_version) else {**other, **own}
+    """Returns the entries of both tables; of an entry that both have, that of the newer table.
+
+    Args:
+        own_deleted, deleted: deletions that each table has seen. An entry of a table that has not
+            seen its deletion is outdated.
+    """
+    left = {n: entry for n, entry in own.items() if not is_outdated(n, own_deleted, deleted)}
+    more = {n: entry for n, entry in other.items() if not is_outdated(n, deleted, own_deleted)}
+    return {**left, **more} if is_newer(version, own_version) else {**more, **left}
+
+
+def is_outdated(name: str, seen: Mapping[str, int], deleted: Mapping[str, int]) -> bool:
+    """Returns whether a table that has `seen` some deletions lacks that of a name."""
+    return deleted.get(name, -1) > seen.get(name, -1)
 
 
 def after(one: DataVersion, other: DataVersion, now_ms: int) -> DataVersion:

@@ -4,10 +4,14 @@ master that gets online takes over of a slave.
 | code | what | a slave takes it | a master takes it over |
 |---|---|---|---|
 | 21 | topics | when the version differs | all of both (`merging.joined`) |
+| 201 | groups | when the version differs | all of both |
 | 43 | consumer offsets | as they are | the larger of each queue |
 | 45, 60 | delay levels, timed messages | what is ahead of its own | what is ahead of its own |
-| 201 | groups | when the version differs | all of both |
 | 29206 | users and their rules; between replicas of ours | when the version differs | all of both |
+
+A table tells what was deleted. A topic goes with its queues and offsets, a group with its offsets;
+a replica that has not seen the deletion brings nothing back. A slave that acts before it has copied
+a new topic knows it by its messages.
 
 A slave asks each second what has changed (`GET_METADATA_VERSIONS`), and copies that. RocketMQ's
 master does not answer it, and is asked for everything each `COPY_S`; its own slaves do so once a
@@ -22,15 +26,17 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import structlog
 
-from convoymq.model.errors import PeerError, Refused, Unavailable
-from convoymq.rocketmq.acting.merging import after, joined
+from convoymq.model.errors import BrokerError, PeerError, Refused, Unavailable
+from convoymq.rocketmq.acting.merging import after, is_outdated, joined
 from convoymq.rocketmq.broker.users import UserTable
-from convoymq.rocketmq.broker.values import GroupTable, OffsetTable
+from convoymq.rocketmq.broker.values import GroupTable, OffsetTable, learn_deletions
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import DataVersion, TopicTable
+from convoymq.rocketmq.store.store import is_queue
+from convoymq.rocketmq.store.types import Run
 
 if TYPE_CHECKING:
     from convoymq.rocketmq.broker.service import Broker
@@ -66,6 +72,9 @@ class Metadata:
         self._parts = parts
         self._follower = follower
         self._copied = Versions()
+        self._unknown: dict[str, int] = {}
+        """Topics that only the log has: their queues."""
+        parts.store.on_run.append(self._on_run)
         parts.register(Request.GET_METADATA_VERSIONS, self._versions)
 
     def _versions(self, _connection: Connection, command: Command) -> Command:
@@ -92,7 +101,7 @@ class Metadata:
         answer = await connection.request(request(Request.GET_METADATA_VERSIONS), TIMEOUT_S)
         if answer.code == Answer.SUCCESS:
             found = json.loads(answer.body, Versions)
-            if found != self._copied:
+            if found != self._copied or self._unknown:
                 await self.copy(master)
                 users = self._parts.users
                 if found.users != users.version:
@@ -102,16 +111,35 @@ class Metadata:
     async def copy(self, master: str) -> None:
         """Copies what the master has. Raises Unavailable, PeerError, StorageFault."""
         parts = self._parts
-        topics = await self._read(master, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
+        known, self._unknown = self._unknown, {}
+        try:
+            topics = await self._read(master, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
+        except BrokerError:
+            self._unknown = known | self._unknown
+            raise
         if topics.data_version != parts.topics.version:
             parts.topics.replace(topics)
-        parts.offsets.replace(
-            await self._read(master, Request.GET_ALL_CONSUMER_OFFSET, OffsetTable)
-        )
+        if parts.topics.deleted:
+            # A slave that copies the log from its begin gets messages of before, too.
+            for topic in parts.topics.deleted.keys() & set(parts.store.topics()):
+                parts.store.delete_topic(topic, parts.topics.deleted[topic])
         groups = await self._read(master, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GroupTable)
         if groups.data_version != parts.groups.version:
             parts.groups.replace(groups)
+        parts.offsets.replace(
+            await self._read(master, Request.GET_ALL_CONSUMER_OFFSET, OffsetTable)
+        )
         await self.copy_progress(master)
+
+    def _on_run(self, run: Run) -> None:
+        if run.topic not in self._parts.topics.table and is_queue(run):
+            queues = max(run.queue_id + 1, self._unknown.get(run.topic, 0))
+            self._unknown[run.topic] = queues
+
+    def assume_topics(self) -> None:
+        """Enters topics that the master made shortly before its end: this slave acts."""
+        self._parts.topics.assume(self._unknown)
+        self._unknown.clear()
 
     async def _users_of(self, address: str) -> UserTable | None:
         """Returns the users of a replica; None: it is one of RocketMQ's, which keeps its own, or
@@ -149,34 +177,66 @@ class Metadata:
         except (Unavailable, Refused, PeerError) as error:
             log.info("rocketmq.member_silent", address=member, reason=error.text)
             return False
-        parts.offsets.merge(offsets)
-        own = parts.topics.content()
-        table = joined(
-            own.topic_config_table, own.data_version, topics.topic_config_table, topics.data_version
-        )
-        if table != own.topic_config_table:
-            version = after(own.data_version, topics.data_version, parts.now_ms())
-            parts.topics.replace(TopicTable(table, version))
-        known = parts.groups.content()
-        joined_groups = joined(
-            known.subscription_group_table, known.data_version,
-            groups.subscription_group_table, groups.data_version,
-        )  # fmt: skip
-        if joined_groups != known.subscription_group_table:
-            version = after(known.data_version, groups.data_version, parts.now_ms())
-            forbidden = joined(
-                known.forbidden_table, known.data_version,
-                groups.forbidden_table, groups.data_version,
-            )  # fmt: skip
-            parts.groups.replace(GroupTable(joined_groups, forbidden, version))
+        self._take_topics(topics)
+        self._take_groups(groups)
         if users is not None:
             self._take_users(users)
+        parts.offsets.merge(_without_deleted(offsets, topics, groups, parts))
         return True
+
+    def _take_topics(self, other: TopicTable) -> None:
+        topics, own = self._parts.topics, self._parts.topics.content()
+        table = joined(
+            own.topic_config_table, own.data_version, other.topic_config_table, other.data_version,
+            own.deleted, other.deleted,
+        )  # fmt: skip
+        if table != own.topic_config_table:
+            version = after(own.data_version, other.data_version, self._parts.now_ms())
+            topics.replace(TopicTable(table, version, other.deleted))
+
+    def _take_groups(self, other: GroupTable) -> None:
+        groups, own = self._parts.groups, self._parts.groups.content()
+        versions = own.data_version, other.data_version
+        table = joined(
+            own.subscription_group_table, versions[0], other.subscription_group_table, versions[1],
+            own.deleted, other.deleted,
+        )  # fmt: skip
+        if table != own.subscription_group_table:
+            forbidden = joined(
+                own.forbidden_table, versions[0], other.forbidden_table, versions[1],
+                own.deleted, other.deleted,
+            )  # fmt: skip
+            version = after(*versions, self._parts.now_ms())
+            groups.replace(GroupTable(table, forbidden, version, other.deleted))
 
     def _take_users(self, other: UserTable) -> None:
         parts, own = self._parts, self._parts.users.content()
-        users = joined(own.users, own.data_version, other.users, other.data_version)
-        policies = joined(own.policies, own.data_version, other.policies, other.data_version)
+        versions = own.data_version, other.data_version
+        users = joined(own.users, versions[0], other.users, versions[1], own.deleted, other.deleted)
+        policies = joined(
+            own.policies, versions[0], other.policies, versions[1],
+            own.deleted_policies, other.deleted_policies,
+        )  # fmt: skip
         if users != own.users or policies != own.policies:
-            version = after(own.data_version, other.data_version, parts.now_ms())
-            parts.users.replace(UserTable(users, policies, version))
+            learn_deletions(own.deleted, other.deleted)
+            learn_deletions(own.deleted_policies, other.deleted_policies)
+            parts.users.replace(
+                UserTable(users, policies, after(*versions, parts.now_ms()), own.deleted,
+                          own.deleted_policies)
+            )  # fmt: skip
+
+
+def _without_deleted(
+    offsets: OffsetTable, topics: TopicTable, groups: GroupTable, parts: Broker
+) -> OffsetTable:
+    """Returns a slave's offsets without those of topics and groups that were deleted, and whose
+    deletion it has not seen."""
+    table = {}
+    for name, found in offsets.offset_table.items():
+        topic, _, group = name.partition("@")
+        if not (
+            is_outdated(topic, topics.deleted, parts.topics.deleted)
+            or is_outdated(group, groups.deleted, parts.groups.deleted)
+        ):
+            table[name] = found
+    return OffsetTable(table, offsets.data_version)

@@ -159,6 +159,8 @@ class Group:
         if before != (role.is_isolated, role.is_acting, role.min_id):
             log.info("rocketmq.role", broker=role.name, id=role.id, state=core.state.value,
                      min_id=core.min_id)  # fmt: skip
+            if role.is_acting and not before[1]:
+                self._metadata.assume_topics()
             if self._parts.trace is not None and role.is_acting != before[1]:
                 self._parts.trace.acting(begins=role.is_acting)
 

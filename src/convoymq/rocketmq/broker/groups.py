@@ -10,7 +10,13 @@ import structlog
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.settings import BrokerSettings
-from convoymq.rocketmq.broker.values import GroupConfig, GroupTable, next_version
+from convoymq.rocketmq.broker.values import (
+    GroupConfig,
+    GroupTable,
+    enter_deletion,
+    learn_deletions,
+    next_version,
+)
 from convoymq.rocketmq.remoting.command import Refusal
 from convoymq.rocketmq.remoting.values import DataVersion
 
@@ -35,6 +41,9 @@ class Groups:
         self.table.update(found.subscription_group_table)
         self.forbidden = found.forbidden_table
         self.version: DataVersion = found.data_version
+        self.deleted = found.deleted
+        self.forget: Callable[[str], None] = lambda _: None
+        """Called with a group whose deletion was learnt from another replica."""
 
     def get(self, group: str) -> GroupConfig | None:
         """Returns a group."""
@@ -61,7 +70,7 @@ class Groups:
 
     def content(self) -> GroupTable:
         """Returns all groups, with their version."""
-        return GroupTable(self.table, self.forbidden, self.version)
+        return GroupTable(self.table, self.forbidden, self.version, self.deleted)
 
     def update(self, groups: Iterable[GroupConfig]) -> None:
         """Makes or changes groups, whose attributes are changes as those of topics are."""
@@ -81,6 +90,7 @@ class Groups:
         self.forbidden.pop(group, None)
         if self.table.pop(group, None) is not None:
             log.info("rocketmq.group_deleted", group=group)
+            enter_deletion(self.deleted, group, self._now_ms())
             self._changed()
 
     def may_read(self, group: str, topic: str) -> bool:
@@ -97,7 +107,10 @@ class Groups:
         self._changed()
 
     def replace(self, table: GroupTable) -> None:
-        """Takes over what a master has."""
+        """Takes over what another replica has, deletions as well."""
+        for group in learn_deletions(self.deleted, table.deleted):
+            log.info("rocketmq.group_deleted", group=group)
+            self.forget(group)
         self.table = dict(table.subscription_group_table)
         self.forbidden = dict(table.forbidden_table)
         self.version = table.data_version

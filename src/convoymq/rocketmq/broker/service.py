@@ -330,11 +330,17 @@ class Broker:
         )  # fmt: skip
         report = self.store.open()
         self.replication = open_replication(self, report, self._machine)
+        self.replication.on_life.append(lambda life: self.topics.begin_life(life.begin))
+        self.topics.forget, self.groups.forget = self._forget_topic, self.offsets.delete_group
         self.store.on_damage.append(self._damaged)
         for damage in report.damages:
             self._damaged(damage)
         log.info("rocketmq.store_open", root=str(self._root), was_aborted=report.was_aborted,
                  records=report.records_checked, end=self.store.max_offset)  # fmt: skip
+
+    def _forget_topic(self, topic: str, log_end: int) -> None:
+        self.offsets.delete_topic(topic)
+        self.store.delete_topic(topic, log_end)
 
     def _open_trace(self) -> None:
         settings = self.configuration.section(TraceSettings)

@@ -96,6 +96,7 @@ class TopicRequests:
         body = json.dumps({
             "topicConfigTable": content.topic_config_table,
             "dataVersion": content.data_version,
+            "deleted": content.deleted,
             "mappingDataVersion": DataVersion(),
             "topicQueueMappingInfoMap": {},
             "topicQueueMappingDetailMap": {},
@@ -121,9 +122,7 @@ class TopicRequests:
             for name in (f"{RETRY_PREFIX}{group}+{topic}", f"{RETRY_PREFIX}{group}_{topic}")
         ]
         for name in (topic, *(n for n in retries if n in parts.topics.table)):
-            parts.topics.delete(name)
-            parts.offsets.delete_topic(name)
-            parts.store.delete_topic(name)
+            parts.topics.delete(name, parts.store.max_offset)
         await parts.registrar.register_all()
         return command.answer()
 

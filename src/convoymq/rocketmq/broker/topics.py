@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import structlog
@@ -10,7 +10,12 @@ import structlog
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.settings import BrokerSettings
-from convoymq.rocketmq.broker.values import PERM_INHERIT, next_version
+from convoymq.rocketmq.broker.values import (
+    PERM_INHERIT,
+    enter_deletion,
+    learn_deletions,
+    next_version,
+)
 from convoymq.rocketmq.remoting.codes import Answer
 from convoymq.rocketmq.remoting.command import Refusal
 from convoymq.rocketmq.remoting.values import (
@@ -60,14 +65,17 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
 class Topics:
     """See the module text. Changes are in the file at the end of the turn of the event loop.
 
-    Args:
+    Attributes:
         changed: called with the topics that were made or changed: name servers are to know.
+        forget: called with a topic that was deleted here or at the master, and the end of the log
+            at that time: offsets and queues go as well.
     """
 
     def __init__(
         self, settings: Callable[[], BrokerSettings], file: ConfigFile, now_ms: Callable[[], int]
     ) -> None:
         self.changed: Callable[[list[TopicConfig]], None] = lambda _: None
+        self.forget: Callable[[str, int], None] = lambda _topic, _end: None
         self._settings = settings
         self.file = file
         self._now_ms = now_ms
@@ -76,6 +84,7 @@ class Topics:
         self.system = frozenset(self.table)
         self.table.update(found.topic_config_table)
         self.version: DataVersion = found.data_version
+        self.deleted = found.deleted
 
     def get(self, topic: str) -> TopicConfig | None:
         """Returns a topic."""
@@ -87,7 +96,7 @@ class Topics:
 
     def content(self) -> TopicTable:
         """Returns all topics, with their version."""
-        return TopicTable(self.table, self.version)
+        return TopicTable(self.table, self.version, self.deleted)
 
     def create(self, topic: TopicConfig) -> TopicConfig:
         """Makes a topic; one that exists is returned as it is."""
@@ -149,17 +158,43 @@ class Topics:
         if found:
             self._put([msgspec.structs.replace(topic, order=True) for topic in found])
 
-    def delete(self, topic: str) -> None:
+    def delete(self, topic: str, log_end: int) -> None:
         """Forgets a topic."""
         if self.table.pop(topic, None) is not None:
             log.info("rocketmq.topic_deleted", topic=topic)
+            enter_deletion(self.deleted, topic, log_end)
             self._changed()
+        self.forget(topic, log_end)
 
     def replace(self, table: TopicTable) -> None:
-        """Takes over what a master has."""
+        """Takes over what another replica has, deletions as well."""
+        for topic in learn_deletions(self.deleted, table.deleted):
+            log.info("rocketmq.topic_deleted", topic=topic)
+            self.forget(topic, table.deleted[topic])
         self.table = dict(table.topic_config_table)
         self.version = table.data_version
         self.file.write_soon(self.content)
+
+    def assume(self, queues: Mapping[str, int]) -> None:
+        """Enters topics that are known by their messages, without a new version: the master's table
+        is newer.
+
+        Args:
+            queues: topic -> number of queues.
+        """
+        for topic, count in queues.items():
+            if topic not in self.table and topic not in self.deleted:
+                log.info("rocketmq.topic_changed", topic=topic, perm=READ_WRITE)
+                self.table[topic] = TopicConfig(topic, count, count, READ_WRITE)
+        self.file.write_soon(self.content)
+
+    def begin_life(self, log_end: int) -> None:
+        """Lowers ends of the log at deletions to where a master goes on: what comes behind belongs
+        to a topic that was made again."""
+        beyond = [topic for topic, end in self.deleted.items() if end > log_end]
+        if beyond:
+            self.deleted.update(dict.fromkeys(beyond, log_end))
+            self._changed()
 
     def touch(self) -> None:
         """Begins a new version: something that is registered with topics has changed."""

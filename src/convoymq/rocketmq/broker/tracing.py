@@ -261,11 +261,10 @@ class GroupTrace:
                 self._ends[topic, queue] = left
                 self._row(words.CUT, topic, queue, 0, left, physical=end)
 
-    def _deleted(self, topic: str) -> None:
+    def _deleted(self, topic: str, queue: int) -> None:
         self._write_all()
-        for place in [place for place in self._ends if place[0] == topic]:
-            del self._ends[place]
-            self._row(words.CUT, *place, flags=words.DELETED)
+        self._ends.pop((topic, queue), None)
+        self._row(words.CUT, topic, queue, flags=words.DELETED)
 
     def confirmed(self, done: Iterable[tuple[Draft, Placed]]) -> None:
         """Records that producers get confirms of messages with PUT_OK."""

@@ -29,7 +29,7 @@ from convoymq.rocketmq.broker.acl import Accounts, subscribed
 from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.names import RETRY_PREFIX, group_of_retry
 from convoymq.rocketmq.broker.settings import BrokerSettings
-from convoymq.rocketmq.broker.values import next_version
+from convoymq.rocketmq.broker.values import enter_deletion, next_version
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
@@ -140,11 +140,14 @@ class Acl(msgspec.Struct, rename="camel"):
 
 
 class UserTable(msgspec.Struct, rename="camel"):
-    """The file, and what replicas send each other."""
+    """The file, and what replicas send each other. `deleted`: user -> ms, `deleted_policies`
+    likewise (`enter_deletion`)."""
 
     users: dict[str, User] = msgspec.field(default_factory=dict)
     policies: dict[str, list[Policy]] = msgspec.field(default_factory=dict)
     data_version: DataVersion = DataVersion()
+    deleted: dict[str, int] = msgspec.field(default_factory=dict)
+    deleted_policies: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class _InnerAccount(msgspec.Struct, rename="camel"):
@@ -170,6 +173,8 @@ class Users:
         self.table = found.users
         self.policies = found.policies
         self.version: DataVersion = found.data_version
+        self.deleted = found.deleted
+        self.deleted_policies = found.deleted_policies
 
     def begin(self) -> Signer | None:
         """Makes the users that the settings name, and returns the signer of requests to other
@@ -199,6 +204,8 @@ class Users:
     def put_policies(self, name: str, policies: list[Policy]) -> None:
         """Gives a user other rules; none: it has none any more."""
         others = {each: found for each, found in self.policies.items() if each != name}
+        if not policies:
+            enter_deletion(self.deleted_policies, name, self._now_ms())
         self._change(self.table, others | {name: policies} if policies else others)
 
     def delete(self, name: str) -> None:
@@ -206,20 +213,26 @@ class Users:
         if name in self.table:
             others = {each: user for each, user in self.table.items() if each != name}
             policies = {each: found for each, found in self.policies.items() if each != name}
+            for deleted in (self.deleted, self.deleted_policies):
+                enter_deletion(deleted, name, self._now_ms())
             self._change(others, policies)
 
     def _change(self, users: dict[str, User], policies: dict[str, list[Policy]]) -> None:
-        self.replace(UserTable(users, policies, next_version(self.version, self._now_ms())))
+        version = next_version(self.version, self._now_ms())
+        self.replace(UserTable(users, policies, version, self.deleted, self.deleted_policies))
 
     def replace(self, table: UserTable) -> None:
         """Takes a whole table over. Raises StorageFault."""
         self._file.write(table)
         self.table, self.policies = table.users, table.policies
         self.version = table.data_version
+        self.deleted, self.deleted_policies = table.deleted, table.deleted_policies
 
     def content(self) -> UserTable:
         """Returns all users and rules, with their version."""
-        return UserTable(self.table, self.policies, self.version)
+        return UserTable(
+            self.table, self.policies, self.version, self.deleted, self.deleted_policies
+        )
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -119,11 +119,13 @@ class GroupConfigList(msgspec.Struct, rename="camel"):
 
 
 class GroupTable(msgspec.Struct, rename="camel"):
-    """All groups of consumers. `forbidden`: group -> topic -> bits; bit 2 forbids reads."""
+    """All groups of consumers. `forbidden`: group -> topic -> bits; bit 2 forbids reads. `deleted`:
+    group -> ms (`enter_deletion`)."""
 
     subscription_group_table: dict[str, GroupConfig] = msgspec.field(default_factory=dict)
     forbidden_table: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     data_version: DataVersion = DataVersion()
+    deleted: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class OffsetTable(msgspec.Struct, rename="camel"):
@@ -197,6 +199,25 @@ class ConsumerConnections(msgspec.Struct, rename="camel"):
 def is_blank(text: str | None) -> bool:
     """Returns whether a text says nothing."""
     return text is None or not text.strip()
+
+
+DELETED_MAX = 10_000
+"""Deletions that a table remembers; the oldest goes first."""
+
+
+def enter_deletion(deleted: dict[str, int], name: str, stamp: int) -> None:
+    """Remembers a deletion: the entry of a replica that has not seen it is outdated."""
+    deleted[name] = max(stamp, deleted.pop(name, -1))
+    if len(deleted) > DELETED_MAX:
+        del deleted[next(iter(deleted))]
+
+
+def learn_deletions(own: dict[str, int], other: Mapping[str, int]) -> list[str]:
+    """Enters the deletions of another replica; returns the names that were not known as deleted."""
+    found = [name for name, stamp in other.items() if own.get(name, -1) < stamp]
+    for name in found:
+        enter_deletion(own, name, other[name])
+    return found
 
 
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:

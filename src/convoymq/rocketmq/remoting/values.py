@@ -53,10 +53,11 @@ class TopicConfig(msgspec.Struct, rename="camel", omit_defaults=True):
 
 class TopicTable(msgspec.Struct, rename="camel"):
     """All topics of a broker. The mappings of static topics are passed over: brokers have them
-    turned off unless they are told otherwise."""
+    turned off unless they are told otherwise. `deleted`: topic -> end of the log then."""
 
     topic_config_table: dict[str, TopicConfig] = msgspec.field(default_factory=dict)
     data_version: DataVersion = DataVersion()
+    deleted: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class RegisterBrokerBody(msgspec.Struct, rename="camel"):

@@ -71,6 +71,7 @@ class ConsumeQueues:
         log_begin: the smallest physical offset that is there.
         unsynced: files that were written and are not durable.
         is_entry: whether an entry (topic, queue, offset, physical offset) is of the message there.
+        begun_anew: deletes a queue that has messages, of whose topic the log has a first one again.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class ConsumeQueues:
         log_begin: Callable[[], int],
         is_entry: Callable[[str, int, int, int], bool],
         unsynced: set[str],
+        begun_anew: Callable[[str, int], None],
     ) -> None:
         self._directory = directory
         self._file_bytes = file_bytes
         self._log_begin = log_begin
         self._is_entry_of = is_entry
+        self._begun_anew = begun_anew
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._on_disk: set[tuple[str, int]] = set()
         """Queues that have a directory and were not asked for yet."""
@@ -121,8 +124,14 @@ class ConsumeQueues:
 
     def append(self, topic: str, queue_id: int, offset: int, entries: bytes) -> None:
         """Adds entries, the first with number `offset`; those that are there already are passed
-        over, and so are those too far behind the last one."""
+        over, and so are those too far behind the last one. A queue that has messages and gets
+        another first one begins anew: its topic was deleted."""
         queue = self.find(topic, queue_id)
+        if not offset and queue is not None and queue.max:
+            physical, *_ = ENTRY.unpack_from(entries)
+            if physical > self._last_of(queue):
+                self._begun_anew(topic, queue_id)
+                queue = None
         if queue is None:
             queue = self._queues[topic, queue_id] = ConsumeQueue(topic, queue_id)
         if offset < queue.max:
@@ -375,17 +384,27 @@ class ConsumeQueues:
                     break
                 self._forget(f"{queue.path}/{file_name(base)}")
 
-    def delete_topic(self, topic: str) -> None:
-        """Removes all queues of a topic."""
-        for place in self.places():
-            if place[0] == topic:
-                self._on_disk.discard(place)
-                queue = self._queues.pop(place, None)
-                self._waiting_bytes -= len(queue.tail) if queue is not None else 0
-                self._dirty.pop(place, None)
-        start = f"consumequeue/{topic}/"
+    def _last_of(self, queue: ConsumeQueue) -> int:
+        """Returns the physical offset of the last message; -1: there is none."""
+        return self.entry(queue, queue.max - 1)[0] if queue.max > queue.min else -1
+
+    def before(self, topic: str, physical: int) -> list[tuple[str, int]]:
+        """Returns the queues of a topic all of whose messages lie before a physical offset."""
+        found = [(place, self.find(*place)) for place in self.places() if place[0] == topic]
+        return [place for place, queue in found if queue and self._last_of(queue) < physical]
+
+    def delete(self, topic: str, queue_id: int) -> None:
+        """Removes a queue. Jobs are interrupted."""
+        place = (topic, queue_id)
+        self._on_disk.discard(place)
+        gone = self._queues.pop(place)
+        self._waiting_bytes -= len(gone.tail)
+        self._dirty.pop(place, None)
+        start = f"{gone.path}/"
         for name in [name for name in self._files if name.startswith(start)]:
             self._files.pop(name).close()
-        self._outdated = [queue for queue in self._outdated if queue.topic != topic]
+        self._outdated = [queue for queue in self._outdated if queue is not gone]
         self._unsynced -= {name for name in self._unsynced if name.startswith(start)}
-        self._directory.remove(f"consumequeue/{topic}")
+        self._directory.remove(gone.path)
+        if not self._directory.list(f"consumequeue/{topic}"):
+            self._directory.remove(f"consumequeue/{topic}")

@@ -24,7 +24,7 @@ from convoymq.model.errors import StorageFault
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.rocketmq.store.checkpoint import load
 from convoymq.rocketmq.store.commit_log import READ_AHEAD_BYTES, CommitLog
-from convoymq.rocketmq.store.consume_queues import ENTRY, ConsumeQueues, is_topic
+from convoymq.rocketmq.store.consume_queues import ALL, ENTRY, ConsumeQueues, is_topic
 from convoymq.rocketmq.store.derived import Derived
 from convoymq.rocketmq.store.index import Index
 from convoymq.rocketmq.store.jobs import Jobs
@@ -117,7 +117,12 @@ class MessageStore:
         )  # fmt: skip
         unsynced: set[str] = set()
         self._queues = ConsumeQueues(
-            directory, settings.queue_file_bytes, lambda: self._log.begin, self._is_entry, unsynced
+            directory,
+            settings.queue_file_bytes,
+            lambda: self._log.begin,
+            self._is_entry,
+            unsynced,
+            self._begun_anew,
         )
         self._index = Index(
             directory, settings.index_slots, settings.index_units, clock, unsynced,
@@ -144,8 +149,8 @@ class MessageStore:
         """Called with each message when it can be read, in the order of the log."""
         self.on_truncated: list[Callable[[], None]] = []
         """Called when the end of the log was removed."""
-        self.on_deleted: list[Callable[[str], None]] = []
-        """Called with a topic whose queues were removed."""
+        self.on_deleted: list[Callable[[str, int], None]] = []
+        """Called with topic and number of a queue that was removed."""
         self.on_run: list[Callable[[Run], None]] = []
         """Called with neighbours of a queue when they can be read: cheaper than each message."""
         self._damaged: set[int] = set()
@@ -622,20 +627,35 @@ class MessageStore:
 
     # --- removal
 
-    def delete_topic(self, topic: str) -> None:
-        """Removes a topic's queues; its records go with the files of the log. Raises OSError.
+    def delete_topic(self, topic: str, before: int = ALL) -> None:
+        """Removes the queues of a topic whose messages all lie before a physical offset; their
+        records go with the files of the log. Raises OSError.
 
         Cost: a flush. Else a start after a crash would read messages from before, and offsets of
         a new topic of this name begin anew.
         """
-        with self._interrupted():
-            self._log.flush_now()
-            self._queues.delete_topic(topic)
-            self._derived.save_now()
         for place in [place for place in self._next_offsets if place[0] == topic]:
             del self._next_offsets[place]
+        gone = self._queues.before(topic, before)
+        if not gone:
+            return
+        with self._interrupted():
+            self._log.flush_now()
+            for place in gone:
+                self._queues.delete(*place)
+            self._derived.save_now()
+        for place in gone:
+            self._tell_deleted(*place)
+
+    def _begun_anew(self, topic: str, queue_id: int) -> None:
+        """Removes a queue whose topic was deleted and made again: its messages say so."""
+        with self._interrupted():
+            self._queues.delete(topic, queue_id)
+        self._tell_deleted(topic, queue_id)
+
+    def _tell_deleted(self, topic: str, queue_id: int) -> None:
         for call in self.on_deleted:
-            call(topic)
+            call(topic, queue_id)
 
     def clean(self, now_ms: int) -> int:
         """Removes files of the log that are too old, with what led to them. Returns how many."""
