@@ -89,10 +89,9 @@ class ClientConfig:
     lose_chance: float = 0.0
     """Of those that close: their session is left behind."""
     late_chance: float = 0.0
+    """Of a consumer: it acknowledges too late, so its channel returns what it holds and ends it."""
     outcome_chance: float = 0.0
     """Of a consumer with credit, and of a settling that says more of messages."""
-    """Of a consumer: it acknowledges too late, so its channel gives back what it holds and ends
-    it."""
     body_fixed: int = -1
     """Size of all bodies behind what makes them one of a kind; -1 = each has its own. A queue
     counts bytes exactly where they are equal."""
@@ -252,6 +251,12 @@ class Channel(ClientEvents):
         return self._referee
 
     @property
+    def _serves_outcomes(self) -> bool:
+        """Returns whether the queue gives credit, and keeps what consumers say of messages."""
+        queue = self.client.queue
+        return bool(getattr(queue, "serves_outcomes", queue.features.modifies))
+
+    @property
     def is_deleted(self) -> bool:
         """Returns whether its queue is deleted: what the channel hears then is no promise."""
         queue = self.client.queue
@@ -345,10 +350,15 @@ class Channel(ClientEvents):
         if not self._consumers and not self._asked:
             self._subscribe()
         for number in sorted(self._credits):
-            if number in self._consumers and number not in self._asked:
+            is_there = number in self._consumers and number not in self._asked
+            if is_there and self._lacks_credit(number):
                 self._grant(number, GRANT_MAX, drain=False)
         for number in sorted(self.held):
             self._settle(number, self.held.pop(number))
+
+    def _lacks_credit(self, number: int) -> bool:
+        """Returns whether a consumer is to be granted more at the end."""
+        return True
 
     def drain(self) -> None:
         """From now on only what empties the queue."""
@@ -473,9 +483,7 @@ class Channel(ClientEvents):
 
     def _draw_credited(self) -> bool:
         chance = self.config.outcome_chance
-        if not chance or self._outcomes.random() >= chance:
-            return False
-        return bool(getattr(self.client.queue, "serves_outcomes", False))
+        return bool(chance) and self._outcomes.random() < chance and self._serves_outcomes
 
     # Credit.
 
@@ -510,10 +518,7 @@ class Channel(ClientEvents):
             # What did not come was taken back.
             self._deliveries.on_skipped(self.client.session, consumer, got, granted - 1)
             self._last_id[consumer] = granted - 1
-        if drain:
-            credit.limit = granted
-        else:
-            credit.limit = limit
+        credit.limit = granted if drain else limit
 
     def _check_credit(self, consumer: int, end: int) -> None:
         """No message comes beyond what was granted."""
@@ -672,7 +677,7 @@ class Channel(ClientEvents):
         due_ms = 0
         if draw.random() < 0.3:
             due_ms = max(1, self._now_ms() + draw.choice((-50, 5, 50, 400)))
-        if undeliverable and getattr(self.client.queue, "serves_outcomes", False):
+        if undeliverable and self._serves_outcomes:
             names = (self._given.get((consumer, each), b"") for each in ids)
             self._avoids.setdefault(consumer, set()).update(names)
         modification = Modification(undeliverable=undeliverable, due_ms=due_ms, annotations=said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -176,28 +177,40 @@ def test_what_is_released_comes_again_unfailed(dial: Callable[..., Any], queue: 
     receiver.accept()
 
 
-def test_what_was_modified_as_failed_counts(dial: Callable[..., Any], queue: str) -> None:
-    connection = dial()
-    send(connection.create_sender(f"/queues/{queue}"), "again")
-    receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
-    receiver.receive(timeout=PATIENCE_S)
+KINDS = pytest.mark.parametrize("kind", ["quorum", "classic", "mirrored"])
+"""Classic queues whose name begins so have mirrors."""
+
+
+def declare(channel: Any, names: Names, kind: str) -> tuple[str, str]:
+    """Returns a queue of a kind, and the queue of its dead letters."""
+    dead, queue = names.queue("dead"), names.queue(f"{kind}-q")
+    channel.queue_declare(dead, durable=True, arguments=QUORUM)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    arguments |= QUORUM if kind == "quorum" else {"x-queue-type": "classic"}
+    channel.queue_declare(queue, durable=True, arguments=arguments)
+    return queue, dead
+
+
+def modify(
+    receiver: Any, *, failed: bool = False, undeliverable: bool = False, **annotations: Any
+) -> None:
+    """Gives back what a receiver got, with annotations `x-opt-…`."""
     delivery = receiver.fetcher.unsettled.popleft()
-    delivery.local.failed = True
+    delivery.local.failed, delivery.local.undeliverable = failed, undeliverable
+    delivery.local.annotations = {
+        proton.symbol("x-opt-" + name.replace("_", "-")): value
+        for name, value in annotations.items()
+    }
     delivery.update(proton.Delivery.MODIFIED)
     delivery.settle()
-    again = receiver.receive(timeout=PATIENCE_S)
-    assert (again.body, again.delivery_count) == ("again", 1)
-    receiver.accept()
 
 
+@KINDS
 @pytest.mark.parametrize("by", ["1.0", "0-9-1"])
 def test_what_is_rejected_is_dead_lettered_with_its_error(
-    dial: Callable[..., Any], channel: Any, names: Names, by: str
+    dial: Callable[..., Any], channel: Any, names: Names, mirroring: None, kind: str, by: str
 ) -> None:
-    dead, queue = names.queue("dead"), names.queue("q")
-    channel.queue_declare(dead, durable=True, arguments=QUORUM)
-    arguments = {**QUORUM, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
-    channel.queue_declare(queue, durable=True, arguments=arguments)
+    queue, dead = declare(channel, names, kind)
     connection = dial()
     if by == "1.0":
         send(connection.create_sender(f"/queues/{queue}"), b"bad")
@@ -205,11 +218,9 @@ def test_what_is_rejected_is_dead_lettered_with_its_error(
         channel.basic_publish("", queue, b"bad")
     receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
     receiver.receive(timeout=PATIENCE_S)
-    delivery = receiver.fetcher.unsettled.popleft()
-    delivery.local.annotations = {proton.symbol("x-opt-rate"): 0.5}
-    delivery.update(proton.Delivery.MODIFIED)
-    delivery.settle()
-    receiver.receive(timeout=PATIENCE_S)
+    modify(receiver, failed=True, rate=0.5)
+    again = receiver.receive(timeout=PATIENCE_S)
+    assert (again.delivery_count, again.annotations["x-opt-rate"]) == (1, 0.5)
     delivery = receiver.fetcher.unsettled.popleft()
     delivery.local.condition = proton.Condition("app:bad", "it is bad")
     delivery.update(proton.Delivery.REJECTED)
@@ -226,6 +237,28 @@ def test_what_is_rejected_is_dead_lettered_with_its_error(
         "x-opt-rejected-description": "it is bad",
         "x-opt-rate": 0.5,
     }
+
+
+@KINDS
+def test_what_is_undeliverable_here_goes_to_others_until_none_is_left(
+    dial: Callable[..., Any], channel: Any, names: Names, mirroring: None, kind: str
+) -> None:
+    queue, dead = declare(channel, names, kind)
+    connection = dial(1)
+    send(connection.create_sender(f"/queues/{queue}"), "x")
+    first = connection.create_receiver(f"/queues/{queue}", credit=1)
+    assert first.receive(timeout=PATIENCE_S).body == "x"
+    other = connection.create_receiver(f"/queues/{queue}", credit=1, name="other")
+    modify(first, undeliverable=True, by="first")
+    found = other.receive(timeout=PATIENCE_S)
+    assert (found.body, found.annotations["x-opt-by"]) == ("x", "first")
+    due = int(time() * 1000) + 300
+    modify(other, delivery_time=due)
+    assert other.receive(timeout=PATIENCE_S).body == "x"
+    assert time() * 1000 >= due
+    modify(other, undeliverable=True)
+    letter = connection.create_receiver(f"/queues/{dead}").receive(timeout=PATIENCE_S)
+    assert (letter.body, letter.annotations["x-opt-by"]) == ("x", "first")
 
 
 # Credit
@@ -260,7 +293,7 @@ def test_a_closed_receiver_gives_back(dial: Callable[..., Any], queue: str) -> N
     receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
     receiver.receive(timeout=PATIENCE_S)
     receiver.close()
-    other = connection.create_receiver(f"/queues/{queue}", credit=1)
+    other = connection.create_receiver(f"/queues/{queue}", credit=1, name="other")
     assert other.receive(timeout=PATIENCE_S).delivery_count == 0
     other.accept()
 

@@ -237,3 +237,29 @@ def priorities_stay_together() -> None:
     from convoymq.kernels.classic_records import level_of as machine_level
 
     machine.split_levels = planted
+
+
+@plant("a drained grant of a classic queue goes on", "none")
+def drained_grant_goes_on() -> None:
+    from convoymq.queues.classic import machine
+    from convoymq.queues.outcomes import FLAG_DRAIN
+
+    grant = machine.grant
+    machine.grant = lambda queue, consumer, flags, body: grant(
+        queue, consumer, flags & ~FLAG_DRAIN, body
+    )
+
+
+@plant("a classic queue gives a message to a consumer that called it undeliverable", "none")
+def undeliverable_at_home_again() -> None:
+    from convoymq.queues.classic import notes
+
+    def planted(machine: Any, avoiding: Any) -> Any:
+        return next((each for each in machine.service if each.room() > 0), None)
+
+    notes._next_without = planted
+
+
+@plant("a restart forgets what consumers said of messages", "stop")
+def restart_forgets_notes() -> None:
+    _log().add_noted = lambda self, first, last, note: None

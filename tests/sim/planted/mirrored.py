@@ -199,3 +199,28 @@ def cut_off_master_confirms() -> None:
                         master.log.confirms.forget(each.number)
 
     host.on_node_down = planted
+
+
+@plant("credit counts twice at a new master", "kill,crash")
+def credit_counts_twice_at_a_new_master() -> None:
+    from convoymq.queues.mirrored.client import MirroredClient
+
+    grant_again = MirroredClient._grant_again
+
+    def planted(self: Any, consumer: int) -> None:
+        self._limits[consumer] = self._limits.get(consumer, 0) + self._next_ids.get(consumer, 0)
+        grant_again(self, consumer)
+
+    MirroredClient._grant_again = planted  # type: ignore[method-assign]
+
+
+@plant("a master forgets what consumers said of messages", "none")
+def master_forgets_notes() -> None:
+    from convoymq.queues.classic.machine import ClassicMachine
+
+    note = ClassicMachine.note
+
+    def planted(self: Any, run: Any, said: Any) -> None:
+        note(self, run, said._replace(annotations=b""))
+
+    ClassicMachine.note = planted  # type: ignore[method-assign]

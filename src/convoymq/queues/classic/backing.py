@@ -24,13 +24,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice, pairwise
 
 from convoymq.kernels.classic_records import level_of
+from convoymq.queues.classic.notes import Note
 from convoymq.queues.classic.positions import PositionSet
-from convoymq.queues.classic.runs import Block, Place, Run, runs_of
+from convoymq.queues.classic.runs import Block, Place, Run, noted, runs_of
 
 RUN_BYTES = 512
 """Memory of a run and its block, without the messages."""
@@ -132,6 +133,8 @@ class Recovered:
     """Level -> positions below this were handed out."""
     now_ms: int = 0
     """Time of the recovery: no message came later."""
+    notes: dict[int, Note] = field(default_factory=dict)
+    """Position -> what consumers have said of a message."""
 
 
 class Backing:
@@ -460,7 +463,8 @@ class Backing:
         )
         block.where = stored.place
         block.written = True
-        return runs_of(block, dead, split - position, stored.ttl_ms)
+        runs = runs_of(block, dead, split - position, stored.ttl_ms)
+        return noted(runs, known.notes) if known.notes and position < known.upto else runs
 
     # --- looking -----------------------------------------------------------------------------
 

@@ -57,7 +57,17 @@ from convoymq.queues.interface import (
     PublishOutcome,
     QueueClient,
 )
-from convoymq.queues.outcomes import CMD_GRANT, FLAG_DRAIN, limit_of
+from convoymq.queues.outcomes import (
+    CMD_GRANT,
+    CMD_MODIFY,
+    FLAG_DRAIN,
+    FLAG_FAILED,
+    FLAG_REJECTED,
+    FLAG_UNDELIVERABLE,
+    Annotated,
+    annotations_of,
+    limit_of,
+)
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.queue import ClassicQueue
@@ -79,6 +89,7 @@ class ClassicClient(QueueClient):
         self._consumers: set[int] = set()
         self._credited: set[int] = set()
         """Consumers with credit."""
+        self._annotated = Annotated()
         self._removed: set[int] = set()
         """Consumers that get nothing more, until the queue has applied that."""
         #: (type of command, consumer) of what is to be answered by an effect of its own, in order.
@@ -141,6 +152,7 @@ class ClassicClient(QueueClient):
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges."""
+        self._annotated.forget(consumer, ranges)
         self._target.command(CMD_SETTLE, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
 
     def return_(
@@ -153,13 +165,32 @@ class ClassicClient(QueueClient):
         modification: Modification = NO_MODIFICATION,
     ) -> None:
         """Requeues to the original position."""
-        body = pack_ranges(ranges)
-        self._target.command(CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)
+        if consumer not in self._credited or not (failed or modification != NO_MODIFICATION):
+            self._annotated.forget(consumer, ranges)
+            body = pack_ranges(ranges)
+            self._target.command(CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)
+            return
+        flags = FLAG_FAILED if failed else 0
+        flags |= FLAG_UNDELIVERABLE if modification.undeliverable else 0
+        self._modify(consumer, ranges, flags, modification.due_ms, modification.annotations)
+
+    def _modify(
+        self, consumer: int, ranges: Sequence[int], flags: int, due_ms: int, annotations: bytes
+    ) -> None:
+        # A home that gives credit knows the command.
+        for count, body in self._annotated.commands(consumer, ranges, due_ms, annotations):
+            self._target.command(CMD_MODIFY, flags, count, consumer, body)
 
     def discard(
         self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""
     ) -> None:
         """Rejects without requeue."""
+        said = annotations_of(error) if consumer in self._credited else b""
+        if said:
+            flags = FLAG_REJECTED | (FLAG_FAILED if failed else 0)
+            self._modify(consumer, ranges, flags, 0, said)
+            return
+        self._annotated.forget(consumer, ranges)
         self._target.command(CMD_DISCARD, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
 
     def when_settled(self, call: Callable[[bool], None]) -> None:
@@ -200,8 +231,14 @@ class ClassicClient(QueueClient):
         elif kind == DELIVER:
             if effect[2] in self._removed:
                 return
-            _, _, consumer, first_id, (block, command), first, count, acquired_count = effect
-            delivery = Delivery(consumer, first_id, block, command, first, count, acquired_count, 0)
+            _, _, consumer, first_id, (block, command), first, count, acquired_count, *said = effect
+            failed_count, annotations = said or (0, b"")
+            if annotations:
+                self._annotated.delivered(consumer, first_id, count, annotations)
+            delivery = Delivery(
+                consumer, first_id, block, command, first, count, acquired_count, failed_count,
+                annotations,
+            )  # fmt: skip
             self._events.on_deliver(self, delivery)
         elif kind == GOT:
             self._questions.remove((CMD_GET, 0))
@@ -303,6 +340,7 @@ class ClassicClient(QueueClient):
         """The queue is lost: all consumers end."""
         consumers, self._consumers = self._consumers, set()
         self._removed.clear()
+        self._annotated.clear()
         for consumer in sorted(consumers):
             if not self.closed:
                 self._events.on_cancelled(self, consumer, reason)

@@ -89,4 +89,4 @@ class DeadLetterSender(DeadLetterPublisher):
         except (StorageFault, OSError):
             self._lose(run.count, "not readable")
             return
-        self._publish_once(data, command, run.first, run.count, Cause(reason))
+        self._publish_once(data, command, run.first, run.count, Cause(reason, run.note.annotations))

@@ -20,7 +20,7 @@ def facts_of(queue: LocalQueue) -> Row:
     capacity = float(machine.takes_more)
     return {
         **_backing_facts(queue),
-        "messages": machine.ready_count + machine.unsettled_count,
+        "messages": machine.ready_count + machine.unsettled_count + machine.aside.count,
         "messages_ready": machine.ready_count,
         "messages_unacknowledged": machine.unsettled_count,
         "message_bytes": machine.ready_bytes + unsettled_bytes,

@@ -66,6 +66,8 @@ class FileIndex:
         self.transient: array[int] = array("Q")
         self.handed_out: dict[int, int] = {}
         self.times = TimesToLive()
+        self.notes: list[tuple[int, int, bytes]] = []
+        """(first position, last, note), oldest first: a later one takes the place of others."""
         self.expires = False
         """Some message has a time limit of its own."""
         self.unreadable = 0
@@ -123,6 +125,7 @@ class FileIndex:
             "transient": self.transient.tobytes(),
             "handed_out": list(self.handed_out.items()),
             "times": self.times.entries,
+            "notes": self.notes,
             "expires": self.expires,
             "unreadable": self.unreadable,
         }
@@ -151,6 +154,7 @@ def decode_index(number: int, data: bytes, path: str) -> FileIndex | None:
     index.handed_out = dict(fields["handed_out"])
     for position, ttl_ms in fields.get("times", ()):
         index.times.add(position, ttl_ms)
+    index.notes = [(first, last, note) for first, last, note in fields.get("notes", ())]
     index.expires = fields["expires"]
     index.unreadable = fields["unreadable"]
     return index

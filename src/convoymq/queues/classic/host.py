@@ -572,9 +572,9 @@ class ClassicHost:
         block = b""
         head: list[object]
         if kind == DELIVER:
-            _, _, consumer, first_id, (data, command), first, count, acquired_count = effect
+            _, _, consumer, first_id, (data, command), first, count, *said = effect
             block = slice_records(data, command, first, count)
-            head = [kind, consumer, first_id, count, acquired_count]
+            head = [kind, consumer, first_id, count, *said]
         elif kind == GOT:
             _, _, place, index, number, acquired_count, ready = effect
             if place is not None:
@@ -645,8 +645,8 @@ class ClassicHost:
         elif session not in queue.clients:
             self._end_ghost(queue.record.home, queue.group, session)
         elif kind == DELIVER:
-            consumer, first_id, count, acquired_count = rest
-            effect = (kind, session, consumer, first_id, (block, 0), 0, count, acquired_count)
+            consumer, first_id, count, *said = rest
+            effect = (kind, session, consumer, first_id, (block, 0), 0, count, *said)
             self.dispatch(queue, effect)
         elif kind == GOT:
             number, acquired_count, ready = rest

@@ -21,12 +21,16 @@ def check_invariants(machine: ClassicMachine) -> None:
     live: dict[Block, int] = {}
     seen: set[int] = set()
     assert machine.leaving.count == sum(run.count for run in machine.leaving)
-    for run in [*places, *held, *machine.leaving]:
+    assert machine.aside.count == sum(run.count for run in machine.aside)
+    everything = [*places, *held, *machine.leaving, *machine.aside]
+    for run in everything:
         live[run.block] = live.get(run.block, 0) + run.count
         span = range(run.position, run.position + run.count)
         assert seen.isdisjoint(span)
         seen.update(span)
     assert all(block.live == count for block, count in live.items())
+    for run in machine.aside:
+        assert run.note.avoiding or run.note.due_ms, "a message is set aside for nothing"
     for session in machine.sessions.values():
         for consumer in session.consumers.values():
             assert consumer.outstanding == sum(run.count for run in consumer.runs)

@@ -7,16 +7,18 @@ each a multiple of 8 bytes:
 
     0   u32  length of the record, header included
     4   u32  CRC32C of the bytes from 8 on
-    8   u8   kind: 1 messages, 2 settled, 3 handed out, 4 time to live
+    8   u8   kind: 1 messages, 2 settled, 3 handed out, 4 time to live, 5 noted
     9   u32  so many units of 8 bytes at the begin of the file were durable when this was added;
              0 = not known (always, before 0.4.0)
     13  3 spare bytes
     16  u64  kind 1: position of the first message · kind 3: positions below this were handed out
-             kind 4: messages from this position on have the time
+             kind 4: messages from this position on have the time · kind 5: of the first message
     24  u64  kind 1: time of arrival, ms since the epoch; 0 = not known (written before 0.4.0)
              kind 3: of messages with this priority · kind 4: ms + 1; 0 = they have no limit
+             kind 5: position of the last message
     32  kind 1: one ENQUEUE command (docs/formats/entries-and-frames.md)
         kind 2: pairs of u64 positions (first, last)
+        kind 5: the note of the messages (`notes.pack_note`)
 
 Files go when no message in them, and in all older ones, is alive: a *settled* record is needed
 as long as the messages it speaks of can be found in an older file. A long-lived message at the
@@ -35,9 +37,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import struct
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -45,11 +45,11 @@ from typing import cast
 from crc32c import crc32c
 
 from convoymq.kernels.classic_records import level_of, transient_records
-from convoymq.logformat.segment import FilePlace
 from convoymq.model.errors import StorageFault
 from convoymq.queues.classic.backing import Stored
 from convoymq.queues.classic.file_index import FileIndex, decode_index
 from convoymq.queues.classic.log_writer import Buffers, Done, Writer
+from convoymq.queues.classic.new_file import Names, NewFile
 from convoymq.queues.classic.runs import RECORD_HEADER, Place
 from convoymq.queues.classic.times_to_live import TimesToLive
 from convoymq.storage.types import Directory, File
@@ -60,6 +60,7 @@ MESSAGES = 1
 SETTLED = 2
 HANDED_OUT = 3
 TIME_TO_LIVE = 4
+NOTED = 5
 FILE_BYTES_MAX = 64 << 20
 LEVEL_MAX = 255
 BATCH_BYTES = 1 << 20
@@ -67,7 +68,7 @@ OLD_HEADER = MAGIC + bytes(8)
 
 _HEADER = struct.Struct("<IIBI3xQQ")
 _REST = struct.Struct("<BI3xQQ")
-_KINDS = frozenset((MESSAGES, SETTLED, HANDED_OUT, TIME_TO_LIVE))
+_KINDS = frozenset((MESSAGES, SETTLED, HANDED_OUT, TIME_TO_LIVE, NOTED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,104 +81,13 @@ class Found:
     body: bytes
     time_ms: int = 0
     """Time of arrival of messages, 0 = not known; priority of those that were handed out; ms + 1 of
-    a time to live."""
+    a time to live; last position of a note."""
     durable: int = 0
     """So many bytes at the begin of the file were durable when the record was added."""
 
 
 def _nothing(error: Exception | None) -> None:
     pass
-
-
-class NewFile:
-    """A file of a log, created by its first write, in the writer's thread. So a file that cannot be
-    created is a write that failed, and is tried again with the next one."""
-
-    def __init__(self, directory: Directory, folder: str, name: str, *, sync: bool) -> None:
-        self.name = name
-        self._directory = directory
-        self._folder = folder
-        self._sync = sync
-        self._file: File | None = None
-        self._unwanted = False
-        #: Between the writer's thread and `give_up`.
-        self._lock = threading.Lock()
-
-    def give_up(self) -> None:
-        """The log is removed: the file must not be created any more."""
-        with self._lock:
-            self._unwanted = True
-
-    def _begun(self) -> File:
-        with self._lock:
-            if self._file is None:
-                if self._unwanted:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
-                self._file = self._begin()
-            return self._file
-
-    def _begin(self) -> File:
-        self._directory.make(self._folder)
-        file = self._directory.open(self.name, create=True)
-        try:
-            if file.size():
-                file.truncate(0)
-            if self._sync:
-                self._directory.sync(self._folder)
-        except OSError:
-            file.close()
-            raise
-        return file
-
-    def _known(self) -> File:
-        if self._file is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
-        return self._file
-
-    def size(self) -> int:
-        """See `File`."""
-        return self._known().size()
-
-    def pread(self, length: int, offset: int) -> bytes:
-        """See `File`."""
-        return self._known().pread(length, offset)
-
-    def pwrite(self, buffers: Sequence[bytes | memoryview], offset: int) -> None:
-        """See `File`."""
-        self._begun().pwrite(buffers, offset)
-
-    def truncate(self, length: int) -> None:
-        """See `File`."""
-        self._known().truncate(length)
-
-    def sync(self) -> None:
-        """See `File`."""
-        if self._file is not None:
-            self._file.sync()
-
-    def place(self) -> FilePlace | None:
-        """See `File`."""
-        return self._known().place()
-
-    def close(self) -> None:
-        """See `File`."""
-        if self._file is not None:
-            self._file.close()
-
-
-class _Names:
-    """Names in a log's folder, as a file: its `sync` makes removals durable."""
-
-    def __init__(self, directory: Directory, folder: str) -> None:
-        self._directory = directory
-        self._folder = folder
-
-    def pwrite(self, _buffers: Sequence[bytes | memoryview], _offset: int) -> None:
-        """Nothing: a name was removed."""
-
-    def sync(self) -> None:
-        """See `Directory`."""
-        self._directory.sync(self._folder)
 
 
 class ClassicLog:
@@ -206,7 +116,7 @@ class ClassicLog:
         self._path = path
         self.sync = sync
         self._writer = writer
-        self._names = cast(File, _Names(directory, path))
+        self._names = cast(File, Names(directory, path))
         self._removing = False
         """A removal is being made durable."""
         self._returns = False
@@ -487,6 +397,12 @@ class ClassicLog:
         self._index.add_handed_out(level, position)
         if self._active:
             self._add(self._record(HANDED_OUT, position, b"", level))
+
+    def add_noted(self, first: int, last: int, note: bytes) -> None:
+        """Appends what consumers have said of messages."""
+        if self._active:
+            self._add(self._record(NOTED, first, note, last))
+            self._index.notes.append((first, last, note))
 
     def set_time_to_live(self, position: int, ttl_ms: int | None) -> None:
         """Sets the queue's time of messages from a position on, which is the highest."""
@@ -784,6 +700,8 @@ def _add_to(index: FileIndex, found: Found, level_max: int) -> None:
         index.add_handed_out(min(found.time_ms, level_max), found.position)
     elif found.kind == TIME_TO_LIVE:
         index.times.add(found.position, found.time_ms - 1 if found.time_ms else None)
+    elif found.kind == NOTED:
+        index.notes.append((found.position, found.time_ms, found.body))
 
 
 def _give_up(file: File) -> None:

@@ -9,13 +9,14 @@ messages part ways.
 States of a message: ready → checked out → settled (gone), or back to ready at its old place. What
 is rejected, expires or is too much is gone as well; if the queue has a dead-letter exchange it is
 *leaving* until the shell has published it (ADR 0055). It is neither ready nor unsettled then, and
-no purge or limit concerns it.
+no purge or limit concerns it. What came back may be set *aside* (`classic.notes`).
 
 Effects (tuples, first item is the kind):
 
     APPLIED     session, last seq, rejected seqs
                 commands up to seq are done; a durable queue's batch must be on disk before
-    DELIVER     session, consumer, first id, block, first record, count, acquired_count
+    DELIVER     session, consumer, first id, block, first record, count, acquired_count; and, for a
+                consumer with credit, deliveries that have failed and annotations, if there are some
     SUBSCRIBED  session, consumer, error text or None; and True for a consumer with credit: a node
                 of an older release does not say so, and knows no credit
     CANCEL_OK   session, consumer
@@ -68,6 +69,7 @@ from convoymq.kernels.batch import (
 )
 from convoymq.kernels.classic_records import split_levels
 from convoymq.messages.deaths import EXPIRED, OVER_LENGTH, REJECTED
+from convoymq.queues.classic import notes
 from convoymq.queues.classic.backing import (
     RUN_BYTES,
     Backing,
@@ -78,18 +80,20 @@ from convoymq.queues.classic.backing import (
     position_of,
 )
 from convoymq.queues.classic.credit import grant, tell_activity
+from convoymq.queues.classic.handing_out import DELIVER as DELIVER
+from convoymq.queues.classic.handing_out import hand_out_ready, service_order
 from convoymq.queues.classic.invariants import check_invariants
 from convoymq.queues.classic.leaving import Leaving
 from convoymq.queues.classic.limits import DROP_HEAD, REJECT_PUBLISH, Limits
+from convoymq.queues.classic.notes import NOTES_MAX, NOTHING, Note
 from convoymq.queues.classic.reservation_holder import ReservationHolder
 from convoymq.queues.classic.runs import Block, Consumer, Former, Run, Session, runs_of
-from convoymq.queues.outcomes import CMD_GRANT
+from convoymq.queues.outcomes import CMD_GRANT, CMD_MODIFY, Modified, unpack_modified
 from convoymq.queues.reservations import Answer, Reservations
 
 Effect = tuple[Any, ...]
 
 APPLIED = 1
-DELIVER = 2
 SUBSCRIBED = 3
 CANCEL_OK = 4
 CANCELLED = 5
@@ -169,6 +173,11 @@ class ClassicMachine:
         """Time of the present input."""
         self.published = self.delivered = self.acknowledged = 0
         self.leaving = Leaving()
+        self.aside = notes.Aside()
+        self.noted: list[tuple[int, int, Note]] = []
+        """Notes of positions first … last since the shell last looked."""
+        self.noted_count = 0
+        """Messages with notes."""
         self._load = load
 
     # --- input ---------------------------------------------------------------------------
@@ -203,7 +212,6 @@ class ClassicMachine:
             session.seq = seq
             done[session_id] = seq
             if kind in QUESTIONS:
-                # Consumers were there first: what was published before this is theirs.
                 self._serve(now_ms)
             known_seq = session.published_seq if kind == CMD_ENQUEUE else session.answered_seq
             if seq <= known_seq and (kind == CMD_ENQUEUE or kind in QUESTIONS):
@@ -214,8 +222,7 @@ class ClassicMachine:
                 if self._overflows() and self.limits.overflow == REJECT_PUBLISH:
                     session.refused_seq = seq
                     rejected.setdefault(session_id, []).append(seq)
-                    if self.limits.refused_are_dead_letters and count:
-                        self._leave_refused(data, count, offset, length)
+                    self._leave_refused(data, count, offset, length)
                 else:
                     self._enqueue(data, flags, count, offset, length, now_ms)
             elif kind == CMD_SETTLE:
@@ -231,7 +238,9 @@ class ClassicMachine:
             elif kind == CMD_CREDIT:
                 self._credit(session, arg, command_body(data, offset)[:count])
             elif kind == CMD_GRANT:
-                grant(self, session.consumers.get(arg), flags, command_body(data, offset))
+                self._grant(session.consumers.get(arg), flags, command_body(data, offset))
+            elif kind == CMD_MODIFY:
+                self._modify(session, arg, flags, unpack_modified(data, offset, count))
             elif kind == CMD_GET:
                 self._get(session_id, session, bool(flags & FLAG_SETTLE_AT_ONCE), now_ms)
             elif kind == CMD_PURGE:
@@ -287,15 +296,19 @@ class ClassicMachine:
 
     def purge(self) -> int:
         """Drops ready messages and returns how many."""
-        count = self.ready_count
+        count = self.ready_count + self.aside.count
+        aside = self.aside.clear()
         held: list[Run] | None = None
         for item in self.backing.clear():
             if isinstance(item, Run):
                 self.forget(item)
                 continue
             if held is None:
-                held = sorted([*self.held_runs(), *self.leaving], key=position_of)
+                held = sorted([*self.held_runs(), *self.leaving, *aside], key=position_of)
             self._forget_span(item, held)
+        for run in aside:
+            self.forget(run)
+        self.noted_count = sum(run.count for run in self.noted_runs())
         return count
 
     # --- publishing ----------------------------------------------------------------------
@@ -349,7 +362,7 @@ class ClassicMachine:
             self.may_exceed = line is not None
             if line is None:
                 return
-            self._leave_unacknowledged(self.take(line, self._excess(line)), OVER_LENGTH)
+            self.leave_unacknowledged(self.take(line, self._excess(line)), OVER_LENGTH)
         self.unfinished = True
 
     def _excess(self, line: Line) -> int:
@@ -390,7 +403,7 @@ class ClassicMachine:
         if credited:
             consumer.limit = consumer.next_id
         session.consumers[number] = consumer
-        insort(self.service, consumer, key=_service_order)
+        insort(self.service, consumer, key=service_order)
         self.had_consumer = True
         self.last_used_ms = now_ms
         told = (SUBSCRIBED, session_id, number, None)
@@ -493,7 +506,7 @@ class ClassicMachine:
         for i in range(0, len(ids), 2):
             for run in consumer.release(ids[i], ids[i + 1]):
                 self.unsettled_count -= run.count
-                self._leave_unacknowledged(run, REJECTED)
+                self.leave_unacknowledged(run, REJECTED)
         self._drop_if_done(session, consumer)
 
     def _return(self, session: Session, number: int, ids: list[int]) -> None:
@@ -503,6 +516,15 @@ class ClassicMachine:
         for i in range(0, len(ids), 2):
             self.give_back(consumer.release(ids[i], ids[i + 1]))
         self._drop_if_done(session, consumer)
+
+    def _grant(self, consumer: Consumer | None, flags: int, body: bytes) -> None:
+        grant(self, consumer, flags, body)
+
+    def _modify(self, session: Session, number: int, flags: int, modified: Modified) -> None:
+        consumer = session.consumers.get(number)
+        if consumer is not None:
+            notes.modify(self, consumer, flags, modified)
+            self._drop_if_done(session, consumer)
 
     def _drop_if_done(self, session: Session, consumer: Consumer) -> None:
         if consumer.cancelled and not consumer.outstanding:
@@ -515,7 +537,26 @@ class ClassicMachine:
             self.unsettled_count -= run.count
             self.may_exceed = True
             run.acquired_count += 1
+            self.put_back(run)
+
+    def put_back(self, run: Run) -> None:
+        """Has messages that were handed out be ready, or wait."""
+        if not self.sets_aside(run):
             self.backing.give_back(run)
+
+    def sets_aside(self, run: Run) -> bool:
+        """Returns whether messages have to wait, and has them wait then."""
+        return run.note is not NOTHING and self.aside.add(run, self.now_ms)
+
+    def note(self, run: Run, note: Note) -> None:
+        """Notes what a consumer has said of messages, while there is room for it."""
+        if run.note == NOTHING and note != NOTHING:
+            if self.noted_count + run.count > NOTES_MAX:
+                return
+            self.noted_count += run.count
+        if note != NOTHING:
+            run.note = note
+            self.noted.append((run.position, run.position + run.count - 1, note))
 
     # --- handing out ---------------------------------------------------------------------
 
@@ -527,64 +568,13 @@ class ClassicMachine:
         """Hands out what can be, drops what nobody took in time and what exceeds the length."""
         self.now_ms = now_ms
         self.unfinished = False
-        self._hand_out_ready()
+        if self.aside.count:
+            notes.serve_aside(self)
+        hand_out_ready(self)
         if self.backing.may_expire and not self.limits.keeps_all:
             self._expire(now_ms)
         if self.may_exceed:
             self._drop_excess()
-
-    def _hand_out_ready(self) -> None:
-        while self.ready_count:
-            candidates = self._candidates()
-            if not candidates:
-                return
-            # Alone, a consumer takes whole runs; equals take turns message by message.
-            turns = len(candidates) > 1
-            served: list[Consumer] = []
-            for consumer in candidates:
-                limit = 1 if turns else consumer.room()
-                run = self.take_head(limit)
-                if run is None:
-                    break
-                served.append(consumer)
-                self._hand_out(consumer, run)
-            if not served:
-                return
-            if turns:
-                self._rotate(served)
-
-    def _candidates(self) -> list[Consumer]:
-        if self.limits.single_active:
-            one = self.active
-            fits = one is not None and not one.cancelled and one.room() > 0
-            return [one] if one is not None and fits else []
-        found: list[Consumer] = []
-        for consumer in self.service:
-            if found and consumer.priority != found[0].priority:
-                break
-            if consumer.room() > 0:
-                found.append(consumer)
-        return found
-
-    def _rotate(self, served: list[Consumer]) -> None:
-        # Who was served goes behind its equals, also when the messages ran out within the round.
-        for consumer in served:
-            self.service.remove(consumer)
-        for consumer in served:
-            insort(self.service, consumer, key=_service_order)
-
-    def _hand_out(self, consumer: Consumer, run: Run) -> None:
-        block = run.block
-        self.take_in_memory(block)
-        self.unsettled_count += run.count
-        self.delivered += run.count
-        first_id = consumer.hold(run)
-        self.effects.append(
-            (
-                DELIVER, consumer.session, consumer.number, first_id,
-                (block.data, block.command), run.first, run.count, run.acquired_count,
-            )
-        )  # fmt: skip
 
     def take_head(self, limit: int) -> Run | None:
         """Takes at most `limit` messages whose time is not over, of one run, from the front; None =
@@ -594,7 +584,11 @@ class ClassicMachine:
             if line is None:
                 return None
             if self.limits.keeps_all or not self._is_late(line, self.now_ms - 1):
-                return self.take(line, limit)
+                run = self.take(line, limit)
+                if not self.sets_aside(run):
+                    return run
+                # It waits since before a restart.
+                continue
             if not self._drop_late(line, self.now_ms - 1):
                 return None
 
@@ -629,7 +623,7 @@ class ClassicMachine:
                 if len(self.leaving.runs) >= LEAVING_RUNS_MAX:
                     self.unfinished = True
                     return False
-                self._leave_unacknowledged(self.backing.take_from(line, source), EXPIRED)
+                self.leave_unacknowledged(self.backing.take_from(line, source), EXPIRED)
             else:
                 self.unfinished = True
                 return False
@@ -637,26 +631,30 @@ class ClassicMachine:
 
     # --- dead letters --------------------------------------------------------------------
 
-    def _leave_unacknowledged(self, run: Run, reason: str) -> None:
+    def leave_unacknowledged(self, run: Run, reason: str) -> None:
         """Takes a run that is in no place any more."""
+        run.note = run.note._replace(avoiding=(), due_ms=0) if run.note.avoiding else run.note
         if not self.leaving.add(run, reason, dead_letters=self.limits.dead_letters):
             self.forget(run)
 
     def _leave_refused(self, data: bytes, count: int, offset: int, length: int) -> None:
         """Publishes that the queue refuses: they were never in it, nor will they be on disk."""
+        if not count or not self.limits.refused_are_dead_letters:
+            return
         run = Run(self._block(data, offset, length, count), 0, count, 0, 0)
-        self._leave_unacknowledged(run, OVER_LENGTH)
+        self.leave_unacknowledged(run, OVER_LENGTH)
 
-    def next_expiry_ms(self) -> int:
-        """Returns when the first message at a head expires; 0 = never."""
-        if self.limits.keeps_all:
-            return 0
-        times = [
-            source[0].expires
-            for line in self.backing.occupied()
-            for source in (line.returned, line.waiting)
-            if source and isinstance(source[0], Run)
-        ]
+    def next_due_ms(self) -> int:
+        """Returns when the first message at a head expires, or one need not wait any more; 0 =
+        never."""
+        times = [self.aside.next_due_ms]
+        if self.backing.may_expire and not self.limits.keeps_all:
+            times += [
+                source[0].expires
+                for line in self.backing.occupied()
+                for source in (line.returned, line.waiting)
+                if source and isinstance(source[0], Run)
+            ]
         return min((time for time in times if time), default=0)
 
     # --- blocks --------------------------------------------------------------------------
@@ -665,6 +663,8 @@ class ClassicMachine:
         """Notes that messages are gone, and with the last of them their block."""
         block, position, settled = run.block, run.position, self.settled
         block.live -= run.count
+        if run.note != NOTHING:
+            self.noted_count -= run.count
         assert block.live >= 0
         if not block.is_logged:
             self.unwritten -= not block.live
@@ -717,6 +717,7 @@ class ClassicMachine:
     def _patient(self) -> Iterator[Run]:
         """Yields the runs that are not handed out next."""
         yield from self.leaving
+        yield from self.aside
         # Whoever reads a reservation can wait for the disk, and reads it more than once.
         for reservation in self.reservations.by_name.values():
             yield from reservation.held.runs
@@ -726,7 +727,7 @@ class ClassicMachine:
     @property
     def footprint(self) -> int:
         """Returns about how many bytes of memory the queue takes."""
-        return self.backing.footprint + RUN_BYTES * len(self.leaving.runs)
+        return self.backing.footprint + RUN_BYTES * (len(self.leaving.runs) + len(self.aside))
 
     def to_spill(self) -> Iterator[Block]:
         """Yields the blocks that are in memory only, in the order in which they leave it."""
@@ -741,10 +742,15 @@ class ClassicMachine:
                 found.setdefault(run.block, []).append(run)
         return {block: found[block] for block in sorted(found, key=lambda block: block.position)}
 
+    def noted_runs(self) -> list[Run]:
+        """Returns the runs in memory with notes. Cost: O(runs)."""
+        return [run for run in self._all_runs() if run.note != NOTHING] if self.noted_count else []
+
     def _all_runs(self) -> Iterator[Run]:
         for line in self.backing.occupied():
             yield from line.runs()
         yield from self.leaving
+        yield from self.aside
         yield from self.held_runs()
 
     def held_runs(self) -> Iterator[Run]:
@@ -792,7 +798,3 @@ class ClassicMachine:
     def check_invariants(self) -> None:
         """Asserts what the module text promises. Cost: O(runs)."""
         check_invariants(self)
-
-
-def _service_order(consumer: Consumer) -> int:
-    return -consumer.priority

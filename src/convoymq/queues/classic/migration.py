@@ -13,7 +13,6 @@ from heapq import merge
 from typing import TYPE_CHECKING
 
 from convoymq.model.errors import StorageFault, Unavailable
-from convoymq.queues.classic.backing import position_of
 from convoymq.queues.interface import LETTERS_LEAVE, StoredRun
 
 if TYPE_CHECKING:
@@ -190,7 +189,8 @@ class Freezable(Replaceable):
     def stored_count(self) -> int:
         """See `Queue`."""
         machine = self.machine
-        return machine.ready_count + sum(run.count for run in machine.held_runs())
+        held = sum(run.count for run in machine.held_runs())
+        return machine.ready_count + held + machine.aside.count
 
     def stored_runs(self) -> Iterator[StoredRun]:
         """See `Queue`."""
@@ -212,5 +212,6 @@ def _stored(machine: ClassicMachine) -> Iterator[tuple[Run, bool]]:
     """Yields what is ready or held, and whether somebody holds it, in the order in which it was
     published. Raises StorageFault and OSError."""
     ready = ((run, False) for run in machine.backing.by_position())
-    held = ((run, True) for run in sorted(machine.held_runs(), key=position_of))
+    beside = [*((run, True) for run in machine.held_runs()), *((r, False) for r in machine.aside)]
+    held = sorted(beside, key=lambda each: each[0].position)
     yield from merge(ready, held, key=lambda each: each[0].position)

@@ -38,6 +38,7 @@ from convoymq.queues.classic.machine import (
 )
 from convoymq.queues.classic.memory import Rates
 from convoymq.queues.classic.migration import Freezable, Replaceable
+from convoymq.queues.classic.notes import NOTHING, pack_note
 from convoymq.queues.classic.recovery import recover
 from convoymq.queues.classic.reservation_clients import HomeReservations
 from convoymq.queues.classic.runs import Block, Run, dead_in
@@ -73,6 +74,7 @@ class ClassicQueue(Replaceable, Queue):
     features = QueueFeatures(
         serves_expiration=True,
         answers_by_tags=True,
+        modifies=True,
         consumer_arguments=frozenset((PRIORITY_ARGUMENT,)),
     )
 
@@ -304,7 +306,12 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             self._carry_out()
         if not self._keeps_length and machine.former is None:
             self._keeps_length = machine.may_exceed = True
-        is_due = expires is not None or machine.backing.may_expire or machine.reservations
+        is_due = (
+            expires is not None
+            or machine.backing.may_expire
+            or machine.reservations
+            or machine.aside.count
+        )
         if not is_due and not machine.may_exceed:
             return
         machine.tick(now_ms)
@@ -375,7 +382,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         machine = self.machine
         if machine.leaving.count or machine.leaving.lost:
             self._sender.on_left()
-        due = machine.next_expiry_ms() if machine.backing.may_expire else 0
+        due = machine.next_due_ms()
         if machine.unfinished:
             due = self.host.now_ms() + UNFINISHED_WAIT_MS
         if not due or (self._expiry_timer is not None and self._expiry_due_ms <= due):
@@ -450,7 +457,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         self.machine.last_used_ms = self.host.now_ms()
         if self.builder.used and not self.stands_still:
             self.settle_round(self.machine.last_used_ms)
-        return self.machine.ready_count, self.machine.consumer_count
+        return self.machine.ready_count + self.machine.aside.count, self.machine.consumer_count
 
     def activity(self) -> list[tuple[int, int, str]]:
         """See `Queue`."""
@@ -502,7 +509,12 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
                 self._gates.open()
         self._runs_ahead = False
         self._flush(gate, durable=bool(wrote))
-        if self.limits.dead_letters or machine.leaving.count or machine.unfinished:
+        if (
+            self.limits.dead_letters
+            or machine.leaving.count
+            or machine.unfinished
+            or machine.aside.count
+        ):
             self._dead_letters()
         self._give_up_missing()
         self._leave_memory()
@@ -531,6 +543,8 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         if self.durable:
             if machine.settled:
                 self.log.add_settled(machine.settled)
+            for first, last, note in machine.noted:
+                self.log.add_noted(first, last, pack_note(note))
             is_told = machine.handed_out or self._is_copied
             for line in machine.backing.lines if is_told else ():
                 if line.delivered_to > self._handed_out.get(line.level, 0):
@@ -538,6 +552,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         self._unwritten = [*wrote, *self._spill()]
         machine.enqueued = []
         machine.settled = []
+        machine.noted = []
         machine.handed_out = False
         if machine.freed:
             for file, count in machine.freed.items():
@@ -710,6 +725,10 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         block.where = self.log.move_messages(
             block.position, _body(block), block.time_ms, dead, level=block.level
         )
+        for run in runs:
+            if run.note != NOTHING and self.durable:
+                last = run.position + run.count - 1
+                self.log.add_noted(run.position, last, pack_note(run.note))
 
     def _load(self, block: Block) -> tuple[bytes, int]:
         return self.log.read(block.place()), 0

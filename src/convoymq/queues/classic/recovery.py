@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import pairwise
 
 from convoymq.queues.classic.backing import Backing, Item, Recovered, Span, Stored, position_of
 from convoymq.queues.classic.file_index import Copy, FileIndex, LineIndex
 from convoymq.queues.classic.log import ClassicLog
 from convoymq.queues.classic.machine import ClassicMachine
+from convoymq.queues.classic.notes import Note, unpack_note
 from convoymq.queues.classic.positions import PositionSet
 from convoymq.queues.classic.runs import RECORD_HEADER, Run
 
@@ -40,7 +42,8 @@ def recover(
         if lost:
             log.note_missing(index.number)
             unreadable += lost
-    backing.recovered = Recovered(upto, gone, handed_out, now_ms)
+    backing.recovered = Recovered(upto, gone, handed_out, now_ms, _notes(indexes, gone, upto))
+    machine.noted_count = len(backing.recovered.notes)
     if log.is_older and log.times.at(0) == (0, None):
         # Before 0.4.0 the time of a restart counted for all.
         log.set_time_to_live(0, machine.limits.message_ttl_ms)
@@ -97,6 +100,17 @@ def _merge(
         for level, position in index.handed_out.items():
             handed_out[level] = max(handed_out.get(level, 0), position)
     return gone, upto, handed_out, unreadable
+
+
+def _notes(indexes: Iterable[FileIndex], gone: PositionSet, upto: int) -> dict[int, Note]:
+    """Returns position -> note of the messages that are not gone; a malformed one is left out."""
+    found: dict[int, Note] = {}
+    for index in indexes:
+        for first, last, body in index.notes:
+            with suppress(ValueError):
+                note = unpack_note(body)
+                found.update(dict.fromkeys(range(first, min(last + 1, upto)), note))
+    return {at: note for at, note in found.items() if not gone.count(at, at)}
 
 
 def _living(index: FileIndex, gone: PositionSet, copies: list[Copy]) -> int:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from convoymq.kernels.batch import record
 from convoymq.messages.record import traits_of
+from convoymq.queues.classic.notes import NOTHING, Note
 
 FLAG_EXPIRATION = 4
 """Flag of an ENQUEUE command: some record has a time limit of its own."""
@@ -88,10 +90,16 @@ class Block:
 class Run:
     """Records [first, first + count) of a block."""
 
-    __slots__ = ("acquired_count", "begins", "block", "count", "expires", "first")
+    __slots__ = ("acquired_count", "begins", "block", "count", "expires", "first", "note")
 
     def __init__(
-        self, block: Block, first: int, count: int, acquired_count: int, expires: int
+        self,
+        block: Block,
+        first: int,
+        count: int,
+        acquired_count: int,
+        expires: int,
+        note: Note = NOTHING,
     ) -> None:
         assert count > 0
         self.block = block
@@ -101,6 +109,7 @@ class Run:
         """Number of times that these messages were handed out before."""
         self.expires = expires
         """Time in ms at which they expire; 0 = never."""
+        self.note = note
         self.begins = False
         """True while no ready message of the block was taken that stood before them."""
 
@@ -113,7 +122,14 @@ class Run:
         """Returns the part that starts `first` messages into the run."""
         assert first >= 0
         assert first + count <= self.count
-        return Run(self.block, self.first + first, count, self.acquired_count, self.expires)
+        start = self.first + first
+        return Run(self.block, start, count, self.acquired_count, self.expires, self.note)
+
+    def split(self, count: int) -> tuple[Run, Run | None]:
+        """Returns the first messages, and the others if there are some."""
+        if count == self.count:
+            return self, None
+        return self.cut(0, count), self.cut(count, self.count - count)
 
     def body_bytes(self) -> int:
         """Returns the body bytes, divided in proportion when the block's messages differ."""
@@ -160,6 +176,23 @@ def runs_of(
     block.live = sum(run.count for run in made)
     if made:
         made[0].begins = True
+    return made
+
+
+def noted(runs: list[Run], notes: Mapping[int, Note]) -> list[Run]:
+    """Returns runs with the notes of their positions, cut where these differ."""
+    made: list[Run] = []
+    for run in runs:
+        left: Run | None = run
+        while left is not None:
+            note = notes.get(left.position, NOTHING)
+            count = 1
+            while count < left.count and notes.get(left.position + count, NOTHING) == note:
+                count += 1
+            begins = left.begins
+            part, left = left.split(count)
+            part.begins, part.note = begins, note
+            made.append(part)
     return made
 
 

@@ -30,8 +30,10 @@ from crc32c import crc32c
 
 from convoymq.kernels.classic_records import level_of
 from convoymq.model.errors import PeerError
-from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog, NewFile
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
 from convoymq.queues.classic.log_writer import LogWriter
+from convoymq.queues.classic.new_file import NewFile
+from convoymq.queues.classic.notes import NOTES_MAX
 from convoymq.queues.classic.runs import Place
 from convoymq.queues.mirrored.copy_index import CopyIndex, Kept
 from convoymq.queues.mirrored.instructions import (
@@ -41,6 +43,7 @@ from convoymq.queues.mirrored.instructions import (
     HandedOut,
     Instruction,
     Messages,
+    Noted,
     Serves,
     Settled,
     Stopping,
@@ -121,6 +124,8 @@ class MirrorCopy:
         """True once what was added since the last flush is written."""
         self.log = self._new_log()
         self.index = CopyIndex()
+        self.notes: dict[int, bytes] = {}
+        """Position -> what consumers have said of a message, as the log has it."""
         self._settled_early: Kept | None = None
         """Positions that are settled, while older messages may still come."""
 
@@ -183,6 +188,8 @@ class MirrorCopy:
                 self._compare(depth)
             case Serves(session, number):
                 self.served = session, number
+            case Noted(first, last, note):
+                self._note(first, last, note)
             case TimeToLive(position, ttl_ms):
                 self.log.times.add(position, ttl_ms)
             case SyncBegin(members):
@@ -203,6 +210,7 @@ class MirrorCopy:
             self.log.remove()
             self.log = self._new_log()
             self.index = CopyIndex()
+            self.notes.clear()
         if not self.is_synchronised:
             self.sessions.clear()
             self.begun.clear()
@@ -230,6 +238,13 @@ class MirrorCopy:
         else:
             self.log.add_handed_out(position, min(time_ms, self._level_max))
 
+    def _note(self, first: int, last: int, note: bytes) -> None:
+        """Adds what consumers have said of messages that are here."""
+        for low, high in self.index.living(first, last):
+            if len(self.notes) + high - low < NOTES_MAX:
+                self.log.add_noted(low, high, note)
+                self.notes.update(dict.fromkeys(range(low, high + 1), note))
+
     def _settle(self, words: Sequence[int]) -> None:
         here: list[int] = []
         for i in range(0, len(words), 2):
@@ -238,6 +253,9 @@ class MirrorCopy:
             gone, free = self.index.settle(words[i], words[i + 1])
             if gone:
                 here += words[i : i + 2]
+            if self.notes:
+                for position in self._noted(words[i], words[i + 1]):
+                    del self.notes[position]
             for file, count in free:
                 self.log.drop(file, count)
         if here:
@@ -260,7 +278,15 @@ class MirrorCopy:
                 block.position, body, block.time_ms, dead, level=level_of(body, 0, self._level_max)
             )
             block.written = self._written
+            for position in self._noted(block.position, block.position + block.count - 1):
+                self.log.add_noted(position, position, self.notes[position])
             self.log.drop(old.file, block.live)
+
+    def _noted(self, first: int, last: int) -> list[int]:
+        """Returns the positions of a range with notes."""
+        if last - first < len(self.notes):
+            return [position for position in range(first, last + 1) if position in self.notes]
+        return [position for position in self.notes if first <= position <= last]
 
     def _note_session(self, session: int, seq: int, refused: int = 0) -> None:
         self.sessions[session] = max(seq, self.sessions.pop(session, 0))

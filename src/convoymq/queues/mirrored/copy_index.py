@@ -132,6 +132,24 @@ class CopyIndex:
             self._order = sorted(self._blocks)
         return gone, free
 
+    def living(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Returns the parts of a range that are here and alive."""
+        found: list[tuple[int, int]] = []
+        for i in range(max(bisect_right(self._order, first) - 1, 0), len(self._order)):
+            if self._order[i] > last:
+                break
+            block = self._blocks.get(self._order[i])
+            if block is None:
+                continue
+            at, end = max(first, block.position), min(last, block.position + block.count - 1)
+            for begin, over in block.settled_within(at, end):
+                if at < begin:
+                    found.append((at, begin - 1))
+                at = over + 1
+            if at <= end:
+                found.append((at, end))
+        return found
+
     def blocks_in(self, file: int) -> list[Kept]:
         """Returns the blocks that lie in a file of the log, oldest first. Cost: O(blocks)."""
         return [

@@ -17,6 +17,7 @@ import msgspec
 from convoymq.kernels.classic_records import level_of
 from convoymq.model.errors import PeerError
 from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED
+from convoymq.queues.classic.notes import NOTES_MAX, unpack_note
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """A number or a time: mirrors write them to their logs."""
@@ -109,6 +110,14 @@ class TimeToLive(msgspec.Struct, array_like=True, tag=12):
     ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None
 
 
+class Noted(msgspec.Struct, array_like=True, tag=13):
+    """A record of the master's log: what consumers have said of messages."""
+
+    first: Position
+    last: Position
+    note: bytes
+
+
 Instruction: TypeAlias = (
     Messages
     | Settled
@@ -122,6 +131,7 @@ Instruction: TypeAlias = (
     | Stopping
     | Serves
     | TimeToLive
+    | Noted
 )
 _DECODER = msgspec.msgpack.Decoder(list[Instruction])
 _ENCODER = msgspec.msgpack.Encoder()
@@ -142,6 +152,10 @@ def decode(payload: bytes) -> list[Instruction]:
                     _check_messages(position, body)
                 case Settled(body) | Synced(2, _, _, body):
                     _check_pairs(body)
+                case Noted(first, last, note):
+                    if len(note) % 8 or last - first >= NOTES_MAX:
+                        raise ValueError("a note is cut off, or of too many messages")
+                    unpack_note(note)
     except (msgspec.DecodeError, ValueError) as error:
         raise PeerError(f"malformed instructions of a master: {error}") from error
     return found

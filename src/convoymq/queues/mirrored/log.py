@@ -20,6 +20,7 @@ from convoymq.queues.mirrored.instructions import (
     HandedOut,
     Instruction,
     Messages,
+    Noted,
     Settled,
     TimeToLive,
     encode,
@@ -84,6 +85,11 @@ class BroadcastLog(ClassicLog):
         """See `ClassicLog`."""
         super().add_handed_out(position, level)
         self.tell(HandedOut(position, level))
+
+    def add_noted(self, first: int, last: int, note: bytes) -> None:
+        """See `ClassicLog`."""
+        super().add_noted(first, last, note)
+        self.tell(Noted(first, last, note))
 
     def set_time_to_live(self, position: int, ttl_ms: int | None) -> None:
         """See `ClassicLog`."""

@@ -17,6 +17,7 @@ from convoymq.model.tables import Table
 from convoymq.queues.classic.backing import Line
 from convoymq.queues.classic.gates import Gate
 from convoymq.queues.classic.machine import APPLIED, GET_CONSUMER, WINDOW_DEFAULT
+from convoymq.queues.classic.notes import pack_note
 from convoymq.queues.classic.queue import LocalQueue
 from convoymq.queues.classic.runs import Consumer, Former, Session
 from convoymq.queues.interface import Row
@@ -26,6 +27,7 @@ from convoymq.queues.mirrored.instructions import (
     Cut,
     Depth,
     HandedOut,
+    Noted,
     Serves,
     Stopping,
     TimeToLive,
@@ -202,7 +204,8 @@ class MasterQueue(LocalQueue):
     def depth(self) -> int:
         """Returns how many messages mirrors should have."""
         machine = self.machine
-        here = machine.ready_count + machine.unsettled_count + machine.leaving.count
+        here = machine.ready_count + machine.unsettled_count
+        here += machine.leaving.count + machine.aside.count
         return here + self._lacks
 
     @property
@@ -276,6 +279,11 @@ class MasterQueue(LocalQueue):
         """Ends a synchronisation, complete or not."""
         if self.syncing is not None:
             syncing, self.syncing = self.syncing, None
+            for position, note in self.machine.backing.recovered.notes.items():
+                self.log.tell(Noted(position, position, pack_note(note)))
+            for run in self.machine.noted_runs():
+                last = run.position + run.count - 1
+                self.log.tell(Noted(run.position, last, pack_note(run.note)))
             syncing.end(self.depth)
 
     def tell_depth(self) -> None:

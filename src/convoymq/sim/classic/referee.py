@@ -144,7 +144,8 @@ class ClassicReferee(QueueReferee, Book):
         machine = queue.machine
         self._on_opened(machine, queue.host.now_ms())
         self.follow(queue)
-        take_head, leave = machine.take_head, machine._leave_unacknowledged
+        take_head, leave = machine.take_head, machine.leave_unacknowledged
+        give_back, sets_aside = machine.backing.give_back, machine.sets_aside
         purge, enqueue, carry_out = machine.purge, machine._enqueue, queue._carry_out
 
         def enqueued(
@@ -163,6 +164,17 @@ class ClassicReferee(QueueReferee, Book):
                 self._on_taken(run)
             return run
 
+        def given_back(run: Run) -> None:
+            for position in range(run.position, run.position + run.count):
+                self.ready.add(run.block.level, position)
+            give_back(run)
+
+        def set_aside(run: Run) -> bool:
+            found = sets_aside(run)
+            for position in range(run.position, run.position + run.count) if found else ():
+                self.ready.remove(run.block.level, position)
+            return found
+
         def left(run: Run, reason: str) -> None:
             self._on_left(run, reason)
             leave(run, reason)
@@ -172,10 +184,12 @@ class ClassicReferee(QueueReferee, Book):
             carry_out()
             self._leaving.append((queue._writes, gone))
 
+        machine.backing.give_back = given_back  # type: ignore[method-assign]
+        machine.sets_aside = set_aside  # type: ignore[method-assign]
         machine.purge = purged  # type: ignore[method-assign]
         machine._enqueue = enqueued  # type: ignore[method-assign]
         machine.take_head = taken  # type: ignore[method-assign]
-        machine._leave_unacknowledged = left  # type: ignore[method-assign]
+        machine.leave_unacknowledged = left  # type: ignore[method-assign]
         queue._carry_out = carried_out  # type: ignore[method-assign]
 
     def on_down(self, *, stopped: bool) -> None:
@@ -195,7 +209,7 @@ class ClassicReferee(QueueReferee, Book):
         self._handed.clear()
 
     def _on_opened(self, machine: ClassicMachine, now_ms: int) -> None:
-        before = self.alive
+        before, outcomes = self.alive, self.outcomes
         self.begin_again()
         self.ready = Ready()
         for found in self.found_in(machine):
@@ -212,6 +226,9 @@ class ClassicReferee(QueueReferee, Book):
         for position, identity in before.items():
             sent = self.sent[identity]
             if position in self.alive:
+                said = self.outcomes.said_of(identity)
+                if self._stopped and said != outcomes.said_of(identity):
+                    self.fail(f"{identity.hex()} comes back with {said}")
                 continue
             over = sent.expires_ms and sent.expires_ms <= now_ms
             if (sent.confirmed or self._stopped) and sent.persistent and self.durable and not over:
@@ -256,11 +273,6 @@ class ClassicReferee(QueueReferee, Book):
         times = [ms for ms in (sent.expiration_ms, ttl_ms) if ms is not None]
         sent.expires_ms = sent.expires_last_ms = block.time_ms + min(times) if times else 0
 
-    def on_returned(self, position: int) -> None:
-        """See `Book`."""
-        super().on_returned(position)
-        self.ready.add(self.sent[self.alive[position]].level, position)
-
     def _on_taken(self, run: Run) -> None:
         """Messages are given to somebody."""
         for position in range(run.position, run.position + run.count):
@@ -294,6 +306,7 @@ class ClassicReferee(QueueReferee, Book):
         sent = self.sent[identity]
         self.ready.remove(sent.level, position)
         over = bool(sent.expires_ms) and sent.expires_ms <= now_ms
+        over = over or self.outcomes.is_avoided(identity)
         if identity not in self.held and not (over or purged or self.has_limit):
             self.fail(f"{identity.hex()} at {position} goes, and nobody had it")
 

@@ -13,6 +13,7 @@ from convoymq.queues.classic.runs import Block, Run
 from convoymq.queues.mirrored.master import MasterQueue
 from convoymq.sim.clients import Traits
 from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.hosted.outcomes import Outcomes, Said
 from convoymq.sim.records import identity_of
 
 INVARIANTS_EVERY = 4
@@ -26,6 +27,8 @@ class QueueReferee(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.told: dict[bytes, set[Said]] = {}
+        """Message -> all that consumers ever said of it."""
 
     def fail(self, text: str) -> NoReturn:
         """Stops the run."""
@@ -96,6 +99,7 @@ class Book(ABC):
         """Positions (first, last, …) that are gone, and that the log need not know of."""
         self.missing = 0
         """Messages that are there, and cannot be read."""
+        self.outcomes = Outcomes(self.referee.told, self.referee.fail)
 
     def put(self, identity: bytes, position: int) -> None:
         """A message is in the queue."""
@@ -108,6 +112,7 @@ class Book(ABC):
             data, command = machine.body_of(run.block)
             for i in range(run.count):
                 identity = identity_of(record(data, command, run.first + i))
+                self.outcomes.found(identity, run)
                 yield Found(identity, run.position + i, run)
 
     def follow(self, queue: MasterQueue) -> None:
@@ -139,6 +144,7 @@ class Book(ABC):
             self._look(machine)
             carry_out()
 
+        self.outcomes.follow(machine)
         machine._add = added  # type: ignore[method-assign]
         machine.give_back = given_back  # type: ignore[method-assign]
         machine.forget = forgotten  # type: ignore[method-assign]
@@ -171,22 +177,26 @@ class Book(ABC):
         now_ms, purged = machine.now_ms, False
         for effect in machine.effects:
             if effect[0] == DELIVER:
-                _, session, consumer, number, (data, command), first, count, acquired = effect
+                _, session, consumer, number, (data, command), first, count, *more = effect
+                acquired, said = more[0], more[1:]
                 for i in range(count):
                     identity = identity_of(record(data, command, first + i))
                     given = Given(identity, acquired, (session, consumer, number + i))
                     self.on_given(given, now_ms)
+                    self.outcomes.on_given(identity, given.receiver, said, now_ms)
             elif effect[0] == GOT and effect[2] is not None:
                 _, session, (data, command), first, number, acquired, _ = effect
                 identity = identity_of(record(data, command, first))
                 self.on_given(Given(identity, acquired, (session, 0, number)), now_ms)
             purged = purged or effect[0] == PURGED
+        self.outcomes.on_looked()
         settled = [*machine.settled, *self._unsaid]
         self._unsaid.clear()
         for first, last in zip(settled[::2], settled[1::2], strict=True):
             for position in range(first, last + 1):
                 self._let_go(position, now_ms, purged=purged)
         here = machine.ready_count + machine.unsettled_count + machine.leaving.count
+        here += machine.aside.count
         if not len(self.alive) <= here <= len(self.alive) + self.missing:
             self.referee.fail(f"{here} messages are there, the book has {len(self.alive)}")
         self._looks += 1

@@ -216,5 +216,4 @@ class QueueLoad(PlannedLoad):
             lose_chance=0.0,
             delay_chance=0.0,
             repeat_chance=0.0,
-            outcome_chance=0.0,
         )

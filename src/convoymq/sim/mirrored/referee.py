@@ -72,7 +72,8 @@ class Life(Book):
 
     def on_gone(self, identity: bytes, position: int, now_ms: int, *, purged: bool) -> None:
         """See `Book`."""
-        if identity not in self.held and identity not in self.referee.twice and not purged:
+        may_go = purged or identity in self.referee.twice or self.outcomes.is_avoided(identity)
+        if identity not in self.held and not may_go:
             self.referee.fail(f"{identity.hex()} goes, and nobody had it")
         self.referee.gone.add(identity)
 

@@ -77,6 +77,8 @@ class Channel:
         self.heard: list[tuple[Any, ...]] = []
         self.got: list[tuple[int, int, bytes, int]] = []
         """(consumer, message id, body, acquired)"""
+        self.said: list[tuple[int, bytes]] = []
+        """(failed deliveries, annotations) of the same messages"""
 
     def deliveries(self, consumer: int = 1) -> list[bytes]:
         return [body for number, _, body, _ in self.got if number == consumer]
@@ -87,10 +89,11 @@ class Channel:
         self.heard.append(("published", list(tags), bool(outcome)))
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
-        consumer, first_id, block, command, first, count, acquired, *_ = delivery
+        consumer, first_id, block, command, first, count, acquired, *said = delivery
         for i in range(count):
             body = body_of(block, command, first + i)
             self.got.append((consumer, first_id + i, body, acquired))
+            self.said.append((said[0], said[1]))
 
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
         self.heard.append(("subscribed", consumer, error and str(error)))

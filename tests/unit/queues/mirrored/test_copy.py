@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+
+import pytest
+
+from convoymq.model.errors import PeerError
 from convoymq.queues.classic.log import ClassicLog
+from convoymq.queues.classic.notes import Note, pack_note
 from convoymq.queues.mirrored.copy import MirrorCopy
-from convoymq.queues.mirrored.instructions import MESSAGES, Cut, SyncBegin, Synced, SyncEnd, encode
+from convoymq.queues.mirrored.instructions import (
+    MESSAGES,
+    Cut,
+    Noted,
+    Settled,
+    SyncBegin,
+    Synced,
+    SyncEnd,
+    decode,
+    encode,
+)
 from convoymq.storage.files import MemoryDirectory
 from tests.unit.queues.classic.test_log import ManualWriter, command
 
@@ -54,3 +70,24 @@ def test_a_mirror_that_begins_anew_is_not_what_it_was() -> None:
     mirror.writer.run()
     assert not mirror.equal
     assert not mirror.failed
+
+
+def test_a_mirror_keeps_what_was_said_of_its_messages() -> None:
+    """Of those that it has, until they are gone; also where compaction moves them."""
+    mirror = Mirror()
+    mirror.take_three()
+    note = pack_note(Note(1, b"said"))
+    settled = struct.pack("<2Q", 0, 0)
+    told = [Noted(0, 1, note), Noted(7, 8, note), Settled(settled)]
+    mirror.copy.on_broadcast(MASTER, 3, encode(told))
+    mirror.writer.run()
+    assert mirror.copy.notes == {1: note}
+    assert mirror.copy.log._index.notes == [(0, 0, note), (1, 1, note)]
+    mirror.copy.on_broadcast(NEXT_MASTER, 4, encode([Cut(MIRROR, 5)]))
+    assert not mirror.copy.notes, "it begins anew"
+
+
+@pytest.mark.parametrize("note", [b"cut", b"\4\0\0\0abcd"])
+def test_a_malformed_note_is_refused(note: bytes) -> None:
+    with pytest.raises(PeerError, match="malformed instructions"):
+        decode(encode([Noted(0, 1, note)]))
