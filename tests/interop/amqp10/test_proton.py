@@ -402,3 +402,23 @@ def test_a_killed_leader_costs_nothing(
             if number % 2:
                 found += bodies(receiver, 2)
     assert found == list(range(count))
+
+
+def test_a_group_of_an_ordered_topic_is_consumed(
+    cluster: Cluster, dial: Callable[..., Any], channel: Any
+) -> None:
+    api(cluster, "PUT", "topics/%2F/orders-of-amqp10", {"partitions": 2})
+    connection = dial()
+    receiver = connection.create_receiver("/queues/orders-of-amqp10%2Fg", credit=2)
+    sender = connection.create_sender("/exchanges/orders-of-amqp10/key")
+    assert send(sender, *"abcde") == [proton.Delivery.ACCEPTED] * 5
+    first = receiver.receive(timeout=PATIENCE_S)
+    receiver.accept()
+    assert first.body == "a"
+    again = receiver.receive(timeout=PATIENCE_S)
+    receiver.release(delivered=False)
+    assert (again.body, receiver.receive(timeout=PATIENCE_S).body) == ("b", "b")
+    receiver.accept()
+    receiver.close()
+    other = connection.create_receiver("/queues/orders-of-amqp10%2Fg", name="other", credit=10)
+    assert bodies(other, 3) == ["c", "d", "e"]

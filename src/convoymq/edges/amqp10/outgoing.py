@@ -50,6 +50,11 @@ class Outgoing(Link, ABC):
         """Returns how many messages wait for credit."""
         return 0
 
+    @property
+    def flow_properties(self) -> dict[Value, Value] | None:
+        """Returns what flows say beside the credit."""
+        return None
+
     def take_credit(self, flow: Flow) -> None:
         """Takes the credit that a client grants."""
         if flow.link_credit is not None:
@@ -65,7 +70,7 @@ class Outgoing(Link, ABC):
             self.session.outgoing.append(send)
 
     def send_echo(self) -> None:
-        """Sends the flow that a client has asked for."""
+        """Sends a flow that a client has asked for, or that tells of a change."""
         self._flows.discard(self.send_echo)
         self.send_state()
 
@@ -92,6 +97,7 @@ class Outgoing(Link, ABC):
                 link_credit=self.credit,
                 available=self.available,
                 drain=drain,
+                properties=self.flow_properties,
             )
 
     def count_sent(self) -> None:

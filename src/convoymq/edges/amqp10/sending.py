@@ -18,7 +18,6 @@ from convoymq.edges.amqp10.errors import (
     ILLEGAL_STATE,
     INTERNAL_ERROR,
     NOT_FOUND,
-    NOT_IMPLEMENTED,
     RESOURCE_DELETED,
     Scope,
     fault_of,
@@ -42,7 +41,7 @@ from convoymq.messages.amqp10.values import Symbol, Value
 from convoymq.messages.record import read_names
 from convoymq.model.errors import BrokerError, as_broker_error
 from convoymq.model.tables import Field
-from convoymq.queues.interface import ConsumerSpec, Delivery, Queue, QueueClient
+from convoymq.queues.interface import ConsumerSpec, Delivery, Queue
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
@@ -50,6 +49,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SHORT_TAG_MAX = (1 << 32) - 1
+
+ACTIVE = Symbol("rabbitmq:active")
+"""Property of flows: whether the queue serves this consumer, of those that it has."""
 
 
 class Sender(Outgoing):
@@ -88,8 +90,6 @@ class Sender(Outgoing):
     def subscribe(self, priority: int, offset: Field | None) -> None:
         """Registers the consumer at its queue."""
         session = self.session
-        if type(self.client).grant is QueueClient.grant:
-            raise link_fault(NOT_IMPLEMENTED, f"{self.queue.subject} hands out by windows only")
         session.links[self.handle] = self
         session.by_number[self.number] = self
         self.client.subscribe(
@@ -119,6 +119,9 @@ class Sender(Outgoing):
             return
         self.enter(LinkState.ATTACHED)
         self._answer_attach()
+        if self._active is not None:
+            self.behind(self.send_echo)
+            self.session.pump()
         if self._early is not None:
             self.on_flow(self._early)
         if self._detach is not None:
@@ -242,7 +245,15 @@ class Sender(Outgoing):
 
     def on_activity(self, active: bool) -> None:
         """The queue serves this consumer, or serves it no more for now."""
-        self._active = active
+        changed, self._active = self._active is not active, active
+        if changed and self.state is LinkState.ATTACHED:
+            self.behind(self.send_echo)
+            self.session.pump()
+
+    @property
+    def flow_properties(self) -> dict[Value, Value]:
+        """See `OutgoingLink`: whether the queue serves this consumer."""
+        return {ACTIVE: self._active is not False}
 
     # --- deliveries ----------------------------------------------------------------------------
 

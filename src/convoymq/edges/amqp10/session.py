@@ -46,6 +46,7 @@ from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead, following
 from convoymq.edges.amqp10.states import SESSION_MOVES, LinkState, SessionState
 from convoymq.edges.amqp10.unsettled import Unsettled
 from convoymq.edges.permissions import Permissions
+from convoymq.messages.amqp10.values import Value
 from convoymq.model.errors import BrokerError
 from convoymq.queues.interface import Delivery, GetResult, PublishOutcome, Queue, QueueClient
 
@@ -299,7 +300,7 @@ class Session:
         """Appends a performative to the output."""
         self.connection.send(self.channel, performative)
 
-    def send_flow(self, **of_link: int | bool | None) -> None:
+    def send_flow(self, **of_link: int | bool | dict[Value, Value] | None) -> None:
         """Sends the windows of the session, and the credit of a link."""
         self.send(
             Flow(

@@ -157,6 +157,10 @@ class GroupMember(Leaseholder[Share]):
         super().__init__(member, ttl_ms=ttl_ms, margin_ms=margin_ms, renew_ms=renew_ms)
         self.group = group
         self.window = window
+        self.limit: int | None = None
+        """Messages that the client may get in all; None: its window alone says."""
+        self.given = 0
+        """Messages that were handed out, if there is a limit."""
         self.retries = retries
         self.retry_ms = retry_ms
         self.drain_ms = drain_ms
@@ -411,6 +415,16 @@ class GroupMember(Leaseholder[Share]):
         self.window = window or WINDOW
         self.step(now_ms)
 
+    def set_limit(self, limit: int, now_ms: int) -> None:
+        """The client may get messages until it has got so many."""
+        self.limit = limit
+        self.step(now_ms)
+
+    @property
+    def ready(self) -> int:
+        """Returns the messages that are here and wait for room."""
+        return sum(share.buffered + share.held_back for share in self.held.values())
+
     def leave(self, now_ms: int) -> None:
         """Takes nothing new, gives everything back, and leaves the group."""
         self.revoke_all(now_ms)
@@ -594,6 +608,8 @@ class GroupMember(Leaseholder[Share]):
         """Fills the window; the partitions take turns in being first."""
         room = self.window - sum(share.in_window for share in self.held.values())
         room -= sum(self._left.values())
+        if self.limit is not None:
+            room = min(room, self.limit - self.given)
         shares = [s for s in self.held.values() if not s.revoked and self.may_start(s, now_ms)]
         if not shares:
             return
@@ -602,7 +618,10 @@ class GroupMember(Leaseholder[Share]):
         for share in shares[at:] + shares[:at]:
             if self.lanes is not None:
                 room = self.window - share.in_window
-            room = self._fill(share, room, now_ms)
+            room = max(room, 0)
+            left = self._fill(share, room, now_ms)
+            self.given += room - left
+            room = left
 
     def _fill(self, share: Share, room: int, now_ms: int) -> int:
         """Hands out messages of a partition; returns the room that is left."""

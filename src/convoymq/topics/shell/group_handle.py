@@ -117,7 +117,7 @@ class GroupClient(QueueClient):
     def _check(self, spec: ConsumerSpec) -> Wanted:
         """Raises BrokerError."""
         subject = self.queue.subject
-        if spec.no_ack:
+        if spec.no_ack and not spec.credited:
             raise unserved_by_group("automatic acknowledgement", subject)
         if spec.exclusive:
             raise unserved_by_group("exclusive access", subject)
@@ -173,6 +173,8 @@ class GroupClient(QueueClient):
             one_of_key=wanted.one_of_key,
         )
         member.places = self.places_of(spec.number)
+        if spec.credited:
+            member.core.limit = 0
         self._events.on_subscribed(self, spec.number, None)
         if not self.closed:
             member.start()
@@ -190,6 +192,24 @@ class GroupClient(QueueClient):
         if member is not None:
             member.leave()
         self._soon(lambda: self._events.on_cancel_ok(self, consumer))
+
+    def remove(self, consumer: int) -> None:
+        """See `QueueClient`: what it has goes to others."""
+        member = self._members.pop(consumer, None)
+        if member is not None:
+            member.abandon()
+        self._soon(lambda: self._events.on_cancel_ok(self, consumer))
+
+    def grant(self, consumer: int, limit: int, *, drain: bool = False) -> None:
+        """See `QueueClient`. A drain ends when it is used up, or a moment later."""
+        member = self._members.get(consumer)
+        if member is None or member.core.leaves:
+            return
+
+        def granted(given: int, ready: int) -> None:
+            self._soon(lambda: self._events.on_credit(self, consumer, given, ready))
+
+        member.grant(limit, granted, drain=drain)
 
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
@@ -215,7 +235,7 @@ class GroupClient(QueueClient):
         """Messages are handed out again in their places, and parked when they fail too often."""
         member = self._members.get(consumer)
         if member is not None:
-            member.take_back(ranges, final=False)
+            member.take_back(ranges, final=False, unused=untried)
 
     def discard(
         self, consumer: int, ranges: Sequence[int], *, failed: bool = False, error: bytes = b""

@@ -65,8 +65,14 @@ HEARTBEAT_TIMEOUT_S = 3.0
 LINGER_MS = 11_000
 """A member that left and is not heard any more is forgotten after the time of a lease."""
 PLACE_SIZE = 1 << PLACE_BITS
+DRAIN_MS = 1_000
+"""A drain that is not used up ends then: partitions that have nothing do not answer."""
 FULL_SAID_MS = 60_000
 """Requests to park are repeated ten times a second; the event is said once in this time."""
+
+
+Granted = Callable[[int, int], None]
+"""Takes the messages that a client has got in all, and those that wait for room."""
 
 
 class RunBatch:
@@ -264,6 +270,8 @@ class Member:
         """By partition, as long as it is read; None where it is not traced."""
         self._settled: list[Callable[[bool], None]] = []
         self._running = False
+        self._drain: tuple[Granted, Timer] | None = None
+        """The drain that is under way."""
         self._timer: Timer | None = None
         self._due_ms = 0
 
@@ -292,6 +300,9 @@ class Member:
     def abandon(self) -> None:
         """The client is gone."""
         self._deliver = _drop
+        if self._drain is not None:
+            self._drain[1].cancel()
+            self._drain = None
         if self._left_ms < 0:
             self._left_ms = self._now()
         self.core.abandon(self._now())
@@ -331,17 +342,18 @@ class Member:
                     self.core.on_parked_done(pid, epoch, key, now, ok=True)
         self.run()
 
-    def take_back(self, ranges: Sequence[int], *, final: bool) -> None:
-        """The client returns messages; `final`: it does not want them again."""
+    def take_back(self, ranges: Sequence[int], *, final: bool, unused: bool = False) -> None:
+        """The client returns messages; `final`, `unused`: see `GroupMember.on_returned`."""
         now = self._now()
         for first, last in zip(ranges[::2], ranges[1::2], strict=True):
             lease = self._leases.get(first >> PLACE_BITS)
             if lease is not None:
                 low = self._offset(first)
-                self.core.on_returned(*lease, low, low + last - first, now, final=final)
+                high = low + last - first
+                self.core.on_returned(*lease, low, high, now, final=final, unused=unused)
             else:
                 for pid, epoch, key in self._take_parked(first, last):
-                    self.core.on_parked_done(pid, epoch, key, now, ok=False, final=final)
+                    self.core.on_parked_done(pid, epoch, key, now, final=final, unused=unused)
         self.run()
 
     def when_settled(self, call: Callable[[bool], None]) -> None:
@@ -362,6 +374,24 @@ class Member:
         """Another window; 0 = no limit asked for."""
         self.core.set_window(window, self._now())
         self.run()
+
+    def grant(self, limit: int, done: Granted, *, drain: bool) -> None:
+        """Lets the client have messages until it has got `limit`."""
+        self._end_drain()
+        self.core.set_limit(limit, self._now())
+        self.run()
+        if drain and self.core.given < limit and not self._gone:
+            self._drain = done, self._clock.call_later(DRAIN_MS, self._end_drain)
+        else:
+            done(self.core.given, self.core.ready)
+
+    def _end_drain(self) -> None:
+        if self._drain is not None:
+            done, timer = self._drain
+            self._drain = None
+            timer.cancel()
+            self.core.limit = self.core.given
+            done(self.core.given, self.core.ready)
 
     def pause(self) -> None:
         """The channel holds enough."""
@@ -440,6 +470,8 @@ class Member:
                             self._parts.spawn(self._parts.tell_drained(self.name, pid, group_epoch))
         finally:
             self._running = False
+        if self.core.given == self.core.limit:
+            self._end_drain()
         self._check_settled()
         self._schedule()
 

@@ -467,3 +467,18 @@ async def test_a_stream_is_read_from_an_offset(client: Client) -> None:
     ((_, spec),) = calls(queue, "subscribe")
     assert spec.stream_offset.value == b"first"
     assert encode(offset)
+
+
+async def test_a_consumer_hears_whether_it_is_the_active_one(
+    client: Client, queue: CreditQueue
+) -> None:
+    await client.attach_receiver("/queues/q")
+    ((_, spec),) = calls(queue, "subscribe")
+    events = queue.clients[-1].events
+    active = Symbol("rabbitmq:active")
+    for said in (False, True, True):
+        events.on_activity(queue.clients[-1], spec.number, said)
+    flows = of_kind(await client.heard(), Flow)
+    assert [(each.handle, each.properties[active]) for each in flows] == [(0, False), (0, True)]
+    client.credit(10, drain=True)
+    assert (await client.heard())[-1].properties == {active: True}

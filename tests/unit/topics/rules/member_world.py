@@ -63,6 +63,7 @@ class World:
         holds_keys: bool = True,
         lanes: Lanes | None = None,
         drain_ms: int = TTL_MS,
+        limit: int | None = None,
     ) -> None:
         self.now = 0
         self.keys = keys
@@ -84,6 +85,7 @@ class World:
             lanes=lanes,
             drain_ms=drain_ms,
         )
+        self.member.limit = limit
         self.holds_keys = holds_keys
         self.hand: list[int] = []
         self.parked_hand: list[HandOutParked] = []

@@ -432,3 +432,24 @@ def test_a_returned_message_of_a_weak_topic_holds_nothing_else() -> None:
     answer_all(world)
     assert world.machine.groups["g"].cursor.watermark == 5
     assert not world.member.held[3].keys
+
+
+@pytest.mark.parametrize("one_of_key", [False, True])
+def test_credit_counts_from_the_start_and_settling_grants_nothing(one_of_key: bool) -> None:
+    world = World([b"a", b"b", b"a", b"c", b"d"], one_of_key=one_of_key, limit=0)
+    assert (world.hand, world.member.ready) == ([], 5)
+    world.member.set_limit(2, world.now)
+    world.run()
+    assert world.hand == [1, 2]
+    world.acknowledge(0)
+    answer_all(world)
+    assert world.hand == [2]
+    world.give_back(0)
+    world.wait(RETRY_MS)
+    assert (world.hand, world.member.given) == ([], 2)
+    world.member.set_limit(3, world.now)
+    world.run()
+    assert (len(world.hand), world.member.given) == (1, 3)
+    world.member.set_limit(100, world.now)
+    world.run()
+    assert world.member.given == 5 + 1, "one came twice"

@@ -66,3 +66,46 @@ def test_other_answers_say_nothing() -> None:
         rig.answer(0, AckAnswer(Code.OK))
         rig.answer(0, None)
     assert logs == []
+
+
+class Credit:
+    """A member with credit, whose partitions hand out when told, and a clock."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int]] = []
+        self.timers: list[Any] = []
+        clock: Any = SimpleNamespace(monotonic_ms=lambda: 1000, call_later=self._call_later)
+        self.member = object.__new__(Member)
+        self.member._clock, self.member._drain, self.member._gone = clock, None, False
+        self.core: Any = SimpleNamespace(given=0, ready=4, limit=0)
+        self.core.set_limit = lambda limit, _now: setattr(self.core, "limit", limit)
+        self.member.core = self.core
+        self.member.run = lambda: None  # type: ignore[method-assign]
+
+    def _call_later(self, _ms: int, call: Any) -> Any:
+        timer = SimpleNamespace(call=call, cancel=lambda: self.timers.remove(timer))
+        self.timers.append(timer)
+        return timer
+
+    def grant(self, limit: int, *, drain: bool) -> None:
+        self.member.grant(limit, lambda *found: self.heard.append(found), drain=drain)
+
+
+def test_a_drain_of_a_member_ends_after_a_moment_with_what_it_has_got() -> None:
+    credit = Credit()
+    credit.grant(3, drain=False)
+    assert credit.heard == [(0, 4)]
+    credit.grant(3, drain=True)
+    assert (credit.heard, len(credit.timers)) == ([(0, 4)], 1)
+    credit.core.given = 2
+    credit.timers[0].call()
+    assert credit.heard[1:] == [(2, 4)]
+    assert credit.core.limit == 2
+    assert not credit.timers
+
+
+def test_another_grant_ends_a_drain() -> None:
+    credit = Credit()
+    credit.grant(3, drain=True)
+    credit.grant(9, drain=False)
+    assert (credit.heard, credit.core.limit, credit.timers) == ([(0, 4), (0, 4)], 9, [])
