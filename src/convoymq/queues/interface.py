@@ -59,6 +59,8 @@ class QueueFeatures:
     """Clients tell of publishes by their tags only, not by a command's note."""
     modifies: bool = False
     """Consumers may say what becomes of messages that they give back (`Modification`)."""
+    filters: bool = False
+    """Consumers may say which messages they want; others stay where they are."""
     consumer_arguments: frozenset[str] = frozenset()
     """Arguments of a consumer that do what they say."""
     unserved_consumer_arguments: frozenset[str] = frozenset()
@@ -109,6 +111,9 @@ class ConsumerSpec:
     credited: bool = False
     """The consumer gets as many messages as `QueueClient.grant` has granted, 0 at first, instead
     of a window."""
+    wants: Callable[[bytes], bool] | None = None
+    """Returns whether it wants a record, in types with `QueueFeatures.filters`; None: it wants
+    all."""
 
 
 class PublishOutcome(Enum):

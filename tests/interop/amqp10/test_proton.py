@@ -17,7 +17,7 @@ from tests.interop.helpers import api, eventually
 from tests.patience import PATIENCE_S
 
 proton = pytest.importorskip("proton", reason="Qpid Proton is not there: make test-amqp10")
-from proton.reactor import Container, Copy, DurableSubscription  # noqa: E402
+from proton.reactor import Container, Copy, DurableSubscription, Filter  # noqa: E402
 from proton.utils import (  # noqa: E402
     BlockingConnection,
     LinkDetached,
@@ -422,3 +422,23 @@ def test_a_group_of_an_ordered_topic_is_consumed(
     receiver.close()
     other = connection.create_receiver("/queues/orders-of-amqp10%2Fg", name="other", credit=10)
     assert bodies(other, 3) == ["c", "d", "e"]
+
+
+def test_a_stream_is_filtered(dial: Callable[..., Any], channel: Any, names: Names) -> None:
+    stream = names.queue("stream")
+    channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+    connection = dial()
+    sender = connection.create_sender(f"/queues/{stream}")
+    for number in range(6):
+        send(sender, number, properties={"n": number, "region": ("emea", "apac")[number % 2]})
+    first = proton.Described(proton.symbol("rabbitmq:stream-offset-spec"), "first")
+    by_map = proton.Described(
+        proton.symbol("amqp:application-properties-filter"), {"region": "&p:em"}
+    )
+    by_sql = proton.Described(proton.symbol("amqp:sql-filter"), "n > 1 AND region LIKE 'a%'")
+    for name, chosen, wanted in (("f", by_map, [0, 2, 4]), ("sql-filter", by_sql, [3, 5])):
+        asked = {proton.symbol("offset"): first, proton.symbol(name): chosen}
+        receiver = connection.create_receiver(
+            f"/queues/{stream}", name=name, credit=3, options=Filter(asked)
+        )
+        assert bodies(receiver, len(wanted)) == wanted

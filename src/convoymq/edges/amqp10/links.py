@@ -3,6 +3,7 @@ section 2.6, and RabbitMQ 4.3 behaviour."""
 
 from __future__ import annotations
 
+from time import time
 from typing import TYPE_CHECKING
 
 from convoymq.edges.amqp10.addresses import MANAGEMENT, Destination, source_of, target_of
@@ -27,9 +28,11 @@ from convoymq.edges.amqp10.performatives import (
 from convoymq.edges.amqp10.receiving import Receiver, check_publish
 from convoymq.edges.amqp10.sending import Sender
 from convoymq.edges.amqp10.subscriptions import attach_subscription, wants_subscription
+from convoymq.messages.amqp10.filters import Wanted, filters_in
 from convoymq.messages.amqp10.values import Described, Int, Timestamp, Value
 from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.model.tables import Field
+from convoymq.queues.interface import Queue
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
@@ -131,7 +134,6 @@ def _attach_subscriber(session: Session, attach: Attach) -> None:
     if isinstance(attach.source, Source):
         # Nothing is made for a link that is refused.
         _check_outcomes(attach.source)
-        _filters(attach.source, stream=False)
     attach_subscription(session, attach, _consume)
 
 
@@ -148,11 +150,11 @@ def _consume(session: Session, attach: Attach, name: str) -> None:
     session.permissions.check("read", "queue", name)
     queue = session.find_queue(name)
     streams = queue.features.reads_by_offset
-    offset, filters = _filters(source, stream=streams)
     if source.distribution_mode == COPY and not streams:
         Browser(session, attach, queue).start()
-    else:
-        Sender(session, attach, queue, filters).subscribe(_priority(attach), offset)
+        return
+    offset, filters, wants = _filters(source, queue)
+    Sender(session, attach, queue, filters).subscribe(_priority(attach), offset, wants)
 
 
 def _priority(attach: Attach) -> int:
@@ -161,21 +163,28 @@ def _priority(attach: Attach) -> int:
     return int(value) if isinstance(value, Int) else 0
 
 
-def _filters(source: Source, *, stream: bool) -> tuple[Field | None, dict[Value, Value]]:
-    """Returns the offset at which a stream is read, and the filters that are served. Raises Fault:
-    one is not served."""
+def _filters(
+    source: Source, queue: Queue
+) -> tuple[Field | None, dict[Value, Value], Wanted | None]:
+    """Returns the offset at which a stream is read, the filters that are served, and what they
+    want. Others are left out: the answer names those in force. Raises Fault: what names an offset
+    is none."""
     asked = source.filter or {}
     served: dict[Value, Value] = {}
-    offset = None
+    wants = offset = None
+    if queue.features.filters:
+        served, wants = filters_in(asked, _utc_ms)
     for name, value in asked.items():
-        if not isinstance(value, Described):
+        if not isinstance(value, Described) or not queue.features.reads_by_offset:
             continue
-        if value.descriptor == OFFSET_FILTER and stream:
+        if value.descriptor == OFFSET_FILTER:
             offset = _offset(value.value)
             served[name] = value
-        else:
-            raise link_fault(NOT_IMPLEMENTED, f"Filters not supported: {value.descriptor}")
-    return offset, served
+    return offset, served, wants
+
+
+def _utc_ms() -> int:
+    return int(time() * 1000)
 
 
 def _offset(value: Value) -> Field:

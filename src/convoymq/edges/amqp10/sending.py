@@ -36,6 +36,7 @@ from convoymq.edges.amqp10.performatives import (
 from convoymq.edges.amqp10.states import LinkState, SessionState
 from convoymq.kernels.batch import record
 from convoymq.kernels.content import split_record
+from convoymq.messages.amqp10.filters import Wanted
 from convoymq.messages.amqp10.message import transfer_of
 from convoymq.messages.amqp10.values import Symbol, Value
 from convoymq.messages.record import read_names
@@ -50,6 +51,8 @@ log = structlog.get_logger()
 
 SHORT_TAG_MAX = (1 << 32) - 1
 
+FILTERS = ("AMQP_FILTEX_PROP_V1_0", "AMQP_FILTEX_SQL_V1_0")
+"""Capabilities of a link whose queue serves filters."""
 ACTIVE = Symbol("rabbitmq:active")
 """Property of flows: whether the queue serves this consumer, of those that it has."""
 
@@ -87,7 +90,7 @@ class Sender(Outgoing):
 
     # --- attaching -----------------------------------------------------------------------------
 
-    def subscribe(self, priority: int, offset: Field | None) -> None:
+    def subscribe(self, priority: int, offset: Field | None, wants: Wanted | None = None) -> None:
         """Registers the consumer at its queue."""
         session = self.session
         session.links[self.handle] = self
@@ -103,6 +106,7 @@ class Sender(Outgoing):
                 hears_cancel=True,
                 stream_offset=offset,
                 credited=True,
+                wants=wants,
             )
         )
 
@@ -151,6 +155,7 @@ class Sender(Outgoing):
                 target=attach.target,
                 initial_delivery_count=0,
                 max_message_size=attach.max_message_size,
+                offered_capabilities=FILTERS if self.queue.features.filters else (),
             )
         )
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
@@ -79,7 +79,7 @@ class Reader:
 
     __slots__ = (
         "acked", "chunks", "deadline_ms", "drains", "given", "limit", "low", "name", "number",
-        "offset", "paused", "pulling", "state", "stored", "stored_ms", "unacked", "window",
+        "offset", "paused", "pulling", "state", "stored", "stored_ms", "unacked", "wants", "window",
     )  # fmt: skip
 
     def __init__(self, number: int, window: int, name: str) -> None:
@@ -87,6 +87,8 @@ class Reader:
         self.window = window
         self.name = name
         self.state = RESOLVING
+        #: Whether it wants a record; None: all.
+        self.wants: Callable[[bytes], bool] | None = None
         self.deadline_ms = 0
         #: Next offset to hand over, and the place in the local log that goes with it.
         self.offset = 0
@@ -157,6 +159,7 @@ class StreamClient(SessionClient):
         start = parse_start(spec.stream_offset, self.queue.clock.now_ms())
         assert isinstance(start, StartAt)
         reader = Reader(spec.number, WINDOW_CREDITED if spec.credited else spec.prefetch, name)
+        reader.wants = spec.wants
         if spec.credited:
             reader.limit = 0
         queue = self.queue
@@ -445,12 +448,26 @@ class StreamClient(SessionClient):
         self, reader: Reader, offset: int, block: bytes, command: int, first: int, count: int
     ) -> None:
         reader.offset = offset + count
-        reader.unacked += count
-        reader.given += count
-        self.queue.delivered_local += count
-        self._events.on_deliver(
-            self, Delivery(reader.number, offset, block, command, first, count, 0, 0)
-        )
+        done = offset
+        for low, high in _wanted(reader.wants, block, command, first, count):
+            if reader.state != RUNNING:
+                return
+            at = offset + low
+            # What it does not want is done with.
+            self._pass_over(reader, done, at)
+            done = offset + high
+            reader.unacked += high - low
+            reader.given += high - low
+            self.queue.delivered_local += high - low
+            self._events.on_deliver(
+                self, Delivery(reader.number, at, block, command, first + low, high - low, 0, 0)
+            )
+        self._pass_over(reader, done, offset + count)
+
+    @staticmethod
+    def _pass_over(reader: Reader, first: int, end: int) -> None:
+        if first < end:
+            reader.acknowledge(first, end - 1)
 
     def _skip(self, reader: Reader, offset: int) -> None:
         """Retention was faster than the consumer."""
@@ -561,3 +578,20 @@ class StreamClient(SessionClient):
                 self._events.on_subscribed(self, reader.number, error)
             elif reader.state == RUNNING:
                 self._events.on_cancelled(self, reader.number, "deleted")
+
+
+def _wanted(
+    wants: Callable[[bytes], bool] | None, block: bytes, command: int, first: int, count: int
+) -> Iterator[tuple[int, int]]:
+    """Yields the parts (from, to) of `count` records that a consumer wants."""
+    if wants is None:
+        yield 0, count
+        return
+    start = 0
+    for at in range(count):
+        if not wants(batch.record(block, command, first + at)):
+            if start < at:
+                yield start, at
+            start = at + 1
+    if start < count:
+        yield start, count

@@ -140,6 +140,7 @@ class StreamQueue(GroupQueue):
     features = QueueFeatures(
         drops_repeats=True,
         reads_by_offset=True,
+        filters=True,
         consumer_arguments=frozenset(("x-stream-offset", "x-stream-consumer-name")),
         unserved_consumer_arguments=frozenset(FILTER_ARGUMENTS),
     )

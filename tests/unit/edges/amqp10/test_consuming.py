@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ from convoymq.edges.amqp10.performatives import (
     Target,
     Transfer,
 )
+from convoymq.messages.amqp091 import Properties
 from convoymq.messages.amqp10.values import Described, Int, Symbol, Timestamp, ULong, decode, encode
+from convoymq.messages.record import content_of, names_of
+from convoymq.model.tables import Table
 from tests.unit.edges.amqp10.fakes import Client, CreditQueue, FakeBroker, message, of_kind
 
 
@@ -392,8 +396,6 @@ async def test_a_message_above_the_clients_limit_counts_as_failed(
 
 # Refusals
 
-SQL = {Symbol("f"): Described(Symbol("amqp:sql-filter"), "")}
-
 
 @pytest.mark.parametrize(
     ("source", "condition", "text"),
@@ -405,8 +407,6 @@ SQL = {Symbol("f"): Described(Symbol("amqp:sql-filter"), "")}
         (Source(dynamic=True), "amqp:not-implemented", "Dynamic source not supported"),
         (Source(address="/queues/q", outcomes=("amqp:other:list",)), "amqp:not-implemented",
          "Outcomes not supported: amqp:other:list"),
-        (Source(address="/queues/q", filter=SQL),
-         "amqp:not-implemented", "Filters not supported: amqp:sql-filter"),
         (Source(address="/queues/other"), "amqp:resource-locked", "exclusive access to locked"),
         (Source(address="/queues/secret"), "amqp:unauthorized-access",
          "read access to queue 'secret' in vhost '/' refused for user 'guest'"),
@@ -482,3 +482,28 @@ async def test_a_consumer_hears_whether_it_is_the_active_one(
     assert [(each.handle, each.properties[active]) for each in flows] == [(0, False), (0, True)]
     client.credit(10, drain=True)
     assert (await client.heard())[-1].properties == {active: True}
+
+
+SQL = Described(Symbol("amqp:sql-filter"), "n > 1")
+OTHER = Described(Symbol("apache.org:selector-filter:string"), "n > 1")
+
+
+async def test_filters_that_are_served_are_in_the_answer(
+    client: Client, queue: CreditQueue
+) -> None:
+    """Others are left out: of kinds that nobody knows, and of queues that have none."""
+    asked = {Symbol("sql-filter"): SQL, Symbol("f"): OTHER}
+    for served in (False, True):
+        queue.features = replace(queue.features, filters=served)
+        source = Source(address="/queues/q", filter=asked)
+        attach = (await client.attach_receiver(None, handle=int(served), source=source))[0]
+        _, spec = calls(queue, "subscribe")[-1]
+        if served:
+            assert attach.source.filter == {Symbol("sql-filter"): SQL}
+            assert "AMQP_FILTEX_SQL_V1_0" in attach.offered_capabilities
+            number = names_of("", "q") + content_of(Properties(headers=Table.of({"n": 2})), b"")
+            assert spec.wants(number)
+            assert not spec.wants(names_of("", "q") + content_of(Properties(), b""))
+        else:
+            assert (attach.source.filter, attach.offered_capabilities) == (None, ())
+            assert spec.wants is None

@@ -18,7 +18,7 @@ from convoymq.edges.amqp10.performatives import (
     Transfer,
 )
 from convoymq.messages.amqp10.sections import split
-from convoymq.messages.amqp10.values import Described, Symbol
+from convoymq.messages.amqp10.values import Symbol
 from convoymq.model.tables import Table
 from convoymq.routing.types import Destination, DestinationKind
 from tests.unit.edges.amqp10.fakes import message, of_kind
@@ -143,9 +143,7 @@ async def test_a_client_ends_a_subscription_that_it_does_not_know(
 
 
 async def test_subscriptions_that_are_refused(client: Manager, cluster: FakeCluster) -> None:
-    other = {Symbol("f"): Described(Symbol("apache.org:selector-filter:string"), "a = 1")}
     for attempt, condition in (
-        (subscribe(client, handle=1, filter=other), "amqp:not-implemented"),
         (subscribe(client, handle=2, outcomes=(Symbol("odd"),)), "amqp:not-implemented"),
         (subscribe(client, "a/b", handle=3), "amqp:invalid-field"),
         (subscribe(client, handle=4, durable=0), "amqp:invalid-field"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ from convoymq.kernels import batch
 from convoymq.model.errors import NotServed, PreconditionFailed, Unavailable
 from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec
-from convoymq.queues.stream.client import STORE_MESSAGES, STORE_MS, TURN_BYTES, Reader
+from convoymq.queues.stream.client import (
+    NAME_ARGUMENT,
+    PULL_WAIT_MS,
+    STORE_MESSAGES,
+    STORE_MS,
+    TURN_BYTES,
+    Reader,
+)
 from convoymq.queues.stream.queue import KEPT_MAX
 from tests.unit.queues.quorum.cluster import GROUP, Events, publish, tags
 from tests.unit.queues.stream.cluster import StreamCluster, reading, start
@@ -530,3 +538,42 @@ def test_credit_of_nothing_lifts_the_limit_and_nobody_waits_for_settles() -> Non
     client.settle(1, (0, 9))
     client.when_settled(said.append)
     assert said == [True]
+
+
+def odd(record: bytes) -> bool:
+    """Records begin with their tags here."""
+    return int.from_bytes(record[:4], "big") % 2 == 1
+
+
+@pytest.mark.parametrize("node", [1, 4])
+def test_a_filter_passes_messages_over_that_use_no_credit(node: int) -> None:
+    cluster = filled(8)
+    client, events = cluster.nodes[node].open()
+    client.subscribe(replace(reading(FIRST, prefetch=0), credited=True, wants=odd))
+    cluster.run()
+    client.grant(1, 2)
+    cluster.run()
+    cluster.wait(250)
+    assert tags(events) == [1, 3]
+    client.grant(1, 100, drain=True)
+    cluster.run()
+    cluster.wait(PULL_WAIT_MS)
+    assert tags(events) == [1, 3, 5, 7]
+    assert events.heard[-1] == ("credit", 1, 4, 0)
+
+
+def test_what_a_filter_passes_over_is_done_with_for_a_named_consumer() -> None:
+    cluster = StreamCluster()
+    client, events = cluster.nodes[1].open()
+    publish(client, 1, 6)
+    cluster.run()
+    client.subscribe(replace(reading(FIRST, **{NAME_ARGUMENT: "reader"}), wants=odd))
+    cluster.run()
+    assert offsets(events) == [0, 2, 4]
+    reader = client._readers[1]  # type: ignore[attr-defined]
+    assert reader.low == 0
+    client.settle(1, [0, 0])
+    assert reader.low == 2
+    client.settle(1, [4, 4])
+    client.settle(1, [2, 2])
+    assert (reader.low, reader.acked) == (6, [])
