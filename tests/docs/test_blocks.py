@@ -77,6 +77,10 @@ def test_a_page_for_newcomers_runs(page: str, tmp_path: Path) -> None:
         run_page(page, tmp_path, replaced={**replaced, ".venv/bin/": ""})
 
 
+def test_the_page_on_deployment_runs(tmp_path: Path) -> None:
+    assert "made the authority" in run_page("docs/deployment.md", tmp_path, replaced={})
+
+
 def test_the_page_on_messages_of_amqp_10_runs(tmp_path: Path) -> None:
     run_page("docs/formats/amqp10.md", tmp_path, replaced={})
 

@@ -33,7 +33,7 @@ DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
     r"(amqp|alarm|broker|classic|clock|cluster|fetch|ha|link|management|metadata|namesrv|node|queue|quorum"
-    r"|raft|log|operator|recovery|remoting|rocketmq|role|storage|topics?|trace)\.[a-z_]+"
+    r"|raft|log|operator|recovery|remoting|rocketmq|role|storage|tls|topics?|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import ssl
 import struct
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pika  # type: ignore[import-untyped]
 import pika.exceptions  # type: ignore[import-untyped]
 import pytest
@@ -20,13 +22,17 @@ from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.kernels.column_frame import build_frame
 from convoymq.kernels.columns import VALUE
 from tests.clusters import call, serving_cluster
+from tests.faults.traffic import until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
+from tests.provocation import Observed
 
 pytestmark = pytest.mark.cluster
 
 BASE_PORT = cluster_ports(__name__)
 TLS_PORT = BASE_PORT + 40
+HTTPS_PORT = BASE_PORT + 41
+METRICS_PORT = BASE_PORT + 42
 USER = "device-7"
 
 
@@ -36,6 +42,12 @@ class Setup:
 
     cluster: LocalCluster
     authority: trustme.CA
+    certificate: Path
+
+    def context(self) -> ssl.SSLContext:
+        made = ssl.create_default_context()
+        self.authority.configure_trust(made)
+        return made
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +62,15 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
         "ssl_options.keyfile": str(directory / "node.pem"),
         "ssl_options.cacertfile": str(directory / "ca.pem"),
         "ssl_options.verify": "verify_peer",
+        "management.ssl.port": f"127.0.0.1:{HTTPS_PORT}",
+        "management.ssl.certfile": str(directory / "node.pem"),
+        "management.ssl.keyfile": str(directory / "node.pem"),
+        "prometheus.ssl.port": f"127.0.0.1:{METRICS_PORT}",
+        "prometheus.ssl.certfile": str(directory / "node.pem"),
+        "prometheus.ssl.keyfile": str(directory / "node.pem"),
+        "prometheus.ssl.cacertfile": str(directory / "ca.pem"),
+        "prometheus.ssl.verify": "verify_peer",
+        "prometheus.ssl.fail_if_no_peer_cert": "true",
         "auth_mechanisms": "PLAIN EXTERNAL",
         "ssl_cert_login_from": "common_name",
     }
@@ -58,7 +79,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
         assert call(cluster, "PUT", f"users/{USER}", user)[0] < 300
         rules = {"configure": ".*", "write": ".*", "read": ".*"}
         assert call(cluster, "PUT", f"permissions/%2F/{USER}", rules)[0] < 300
-        yield Setup(cluster, authority)
+        yield Setup(cluster, authority, directory / "node.pem")
 
 
 def write_certificate(certificate: trustme.LeafCert, path: Path) -> None:
@@ -181,6 +202,52 @@ def test_who_does_not_trust_the_node_leaves_and_it_goes_on(setup: Setup) -> None
     with pytest.raises(ssl.SSLError):
         connect(setup, trust=False)
     exchange_messages(connect(setup))
+
+
+def test_the_api_over_tls(setup: Setup) -> None:
+    api = {"base_url": f"https://127.0.0.1:{HTTPS_PORT}", "timeout": PATIENCE_S}
+    with httpx.Client(verify=setup.context(), auth=("guest", "guest"), **api) as client:
+        ports = {
+            row["port"]: row["protocol"] for row in client.get("/api/overview").json()["listeners"]
+        }
+        assert ports[HTTPS_PORT] == "https"
+        login = client.post("/api/login", data={"username": "guest", "password": "guest"})
+        assert "; Secure" in login.headers["set-cookie"]
+    with httpx.Client(**api) as client, pytest.raises(httpx.ConnectError, match="verify"):
+        client.get("/api/overview")
+
+
+def test_metrics_ask_for_a_certificate(setup: Setup, tmp_path: Path) -> None:
+    url = f"https://127.0.0.1:{METRICS_PORT}/metrics"
+    context = setup.context()
+    with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError, httpx.ConnectError)):
+        httpx.get(url, verify=context, timeout=PATIENCE_S)
+    certificate = tmp_path / "prometheus.pem"
+    write_certificate(setup.authority.issue_cert("prometheus.example"), certificate)
+    context.load_cert_chain(certificate)
+    assert "convoy_" in httpx.get(url, verify=context, timeout=PATIENCE_S).text
+
+
+@pytest.mark.provokes("tls.renewed", "tls.not_renewed")
+def test_a_renewed_certificate_needs_no_restart(setup: Setup, observed: Observed) -> None:
+    def serials() -> set[str]:
+        return {ssl.get_server_certificate(("127.0.0.1", port)) for port in (TLS_PORT, HTTPS_PORT)}
+
+    before = serials()
+    open_before = connect(setup)
+    good = setup.certificate.read_bytes()
+    setup.certificate.write_bytes(b"half a fi")
+    setup.cluster.kill(1, signal.SIGHUP)
+    log = setup.cluster.data / "node-1" / "convoy.log"
+    until(lambda: "tls.not_renewed" in log.read_text(), "a damaged certificate is not named")
+    assert serials() == before
+    setup.certificate.write_bytes(good)
+    write_certificate(setup.authority.issue_cert("127.0.0.1"), setup.certificate)
+    setup.cluster.kill(1, signal.SIGHUP)
+    until(lambda: not serials() & before, "the former certificate is served")
+    exchange_messages(open_before)
+    exchange_messages(connect(setup))
+    observed.log_files(setup.cluster.data)
 
 
 def test_tls_on_the_plain_port_is_answered_and_closed(setup: Setup) -> None:

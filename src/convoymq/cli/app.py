@@ -26,6 +26,7 @@ from convoymq.cli.cluster import (
 )
 from convoymq.cli.output import HELP, Format, FormatOption, fail, print_json, show, table
 from convoymq.cli.recover import recover
+from convoymq.cli.tls import tls_app
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.json import Json
 
@@ -43,6 +44,7 @@ queues_app = typer.Typer(help="Queues of a running cluster.", no_args_is_help=Tr
 app.add_typer(queues_app, name="queues")
 cluster_app = typer.Typer(help="Members of a running cluster.", no_args_is_help=True)
 app.add_typer(cluster_app, name="cluster")
+app.add_typer(tls_app, name="tls")
 
 STATUS_TIMEOUT_S = 10.0
 FORGET_TIMEOUT_S = 600.0

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         # Before the configuration, whose sections import them.
         _import_lean_python()
         _import_lean_codecs()
-    from convoymq.edges.configuration import load
+    from convoymq.edges.configuration import load, tls_in_use
     from convoymq.model.config import ConfigError
 
     try:
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         print(introduction(config), file=sys.stderr, flush=True)
     # Nothing that is made while starting is garbage; `Node` freezes it and turns this on again.
     gc.disable()
-    _import_lean(tls=bool(config.listeners.ssl or config.cluster.tls_certfile))
+    _import_lean(tls=bool([*tls_in_use(config)] or config.cluster.tls_certfile))
     from convoymq.node.process import run
 
     # But for classes that were made again with slots: what is imported later takes their memory.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from convoymq.edges.registry import edge_sections
 from convoymq.model import config
-from convoymq.model.config import Config, Keys, Listener
+from convoymq.model.config import Config, Keys, Listener, SslConfig
 
 
 def keys() -> Keys:
@@ -34,3 +34,10 @@ def listeners(config: Config) -> Iterator[Listener]:
     yield from config.listeners.listeners()
     for kind in edge_sections():
         yield from config.of(kind).listeners()
+
+
+def tls_in_use(config: Config) -> Iterator[SslConfig]:
+    """Yields the TLS of each kind of listener for clients that has an address."""
+    for listener in listeners(config):
+        if listener.addresses and listener.tls:
+            yield getattr(config, listener.tls)

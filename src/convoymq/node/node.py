@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 STORAGE_TICKS = 3
 CLOCK_TICKS = 10
 MEMBER_TICKS = 2
+CERTIFICATE_TICKS = 100
 CLIENTS_LEAVE_S = 1.0
 """Longest time that a stopping node waits for its clients to answer its close."""
 TRACES_SHARE = 0.6
@@ -162,11 +164,15 @@ class Node:
         actions = {
             signal.SIGTERM: self._stop.set,
             signal.SIGINT: self._stop.set,
-            signal.SIGHUP: self._reopen_log,
+            signal.SIGHUP: self._on_hangup,
         }
         for number, action in actions.items():
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
                 self._loop.add_signal_handler(number, action)
+
+    def _on_hangup(self) -> None:
+        self._reopen_log()
+        self._renew_tls()
 
     def _reopen_log(self) -> None:
         """Opens the log file again, which was moved away: a new one gets its name."""
@@ -176,6 +182,17 @@ class Node:
             self.log.error("log.not_reopened", file=self._output.path, reason=str(error))
             return
         self.log.info("log.reopened", file=self._output.path)
+
+    def _renew_tls(self) -> None:
+        """Takes certificates that were written since."""
+        tls = sys.modules.get("convoymq.transport.tls")
+        if tls is None:
+            return
+        for file, error in tls.renew():
+            if error is None:
+                self.log.info("tls.renewed", file=file)
+            else:
+                self.log.error("tls.not_renewed", file=file, reason=str(error))
 
     async def _serve(self) -> None:
         config = self.config
@@ -266,6 +283,7 @@ class Node:
         every(CLOCK_TICKS, self._watch_clock)
         every(CLOCK_TICKS, self.entry.leader_watch.tick)
         every(CLOCK_TICKS, self._watch_memory)
+        every(CERTIFICATE_TICKS, self._renew_tls)
         every(MEMBER_TICKS, self._watch_members)
 
     def _is_congested(self) -> bool:

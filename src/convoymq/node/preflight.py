@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 
-from convoymq.edges.configuration import listeners
+from convoymq.edges.configuration import listeners, tls_in_use
 from convoymq.model.config import Address, Config, ConfigError
 from convoymq.transport.credentials import read_secret, tls_contexts
 from convoymq.transport.listening import listen
@@ -26,21 +26,16 @@ def check_files(config: Config) -> None:
             tls_contexts(config.cluster)
         except OSError as error:
             raise ConfigError(f"cluster.tls.certfile, .keyfile and .cacertfile: {error}") from None
-    if config.listeners.ssl:
-        _readable(
-            {
-                "ssl_options.certfile": config.ssl.certfile,
-                "ssl_options.keyfile": config.ssl.keyfile,
-                "ssl_options.cacertfile": config.ssl.cacertfile,
-            }
-        )
+    for options in tls_in_use(config):
+        files = options.files()
+        _readable(files)
         # Takes OpenSSL with it, which a node without TLS does not load.
         from convoymq.edges.tls import client_tls
 
         try:
-            client_tls(config)
+            client_tls(options)
         except OSError as error:
-            raise ConfigError(f"ssl_options.certfile, .keyfile and .cacertfile: {error}") from None
+            raise ConfigError(f"{', '.join(files)}: {error}") from None
 
 
 def _readable(files: dict[str, str]) -> None:

@@ -86,7 +86,7 @@ class ServedEdges:
         # Takes OpenSSL with it, which a node without TLS does not load.
         from convoymq.edges.tls import client_tls
 
-        return client_tls(self._config)
+        return client_tls(self._config.ssl)
 
     async def _start(self, *, after_ready: bool) -> None:
         for edge in self.all:

@@ -48,11 +48,11 @@ def test_client_tls_follows_the_options(tmp_path: Path) -> None:
         "ssl_options.keyfile": str(tmp_path / "key.pem"),
         "ssl_options.cacertfile": str(tmp_path / "ca.pem"),
     }
-    assert client_tls(load(flags=flags)).verify_mode == ssl.CERT_NONE
+    assert client_tls(load(flags=flags).ssl).verify_mode == ssl.CERT_NONE
     flags |= {"ssl_options.verify": "verify_peer"}
-    assert client_tls(load(flags=flags)).verify_mode == ssl.CERT_OPTIONAL
+    assert client_tls(load(flags=flags).ssl).verify_mode == ssl.CERT_OPTIONAL
     flags |= {"ssl_options.fail_if_no_peer_cert": "true"}
-    assert client_tls(load(flags=flags)).verify_mode == ssl.CERT_REQUIRED
+    assert client_tls(load(flags=flags).ssl).verify_mode == ssl.CERT_REQUIRED
 
 
 @pytest.mark.provokes("node.failed")

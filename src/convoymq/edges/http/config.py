@@ -21,10 +21,22 @@ class ManagementConfig(Section):
         "HTTP API: a port, an address and port, or `none`, as `listeners.tcp.default`.",
         parse=parse_listener,
     )
+    ssl: tuple[Address, ...] = key(
+        "management.ssl.port",
+        (),
+        "HTTP API with TLS, as `management.tcp.port`. Needs `management.ssl.certfile`, `.keyfile`.",
+        parse=parse_listener,
+    )
     prometheus: tuple[Address, ...] = key(
         "prometheus.tcp.port",
         (Address("localhost", 15692),),
         "Metrics for Prometheus: a port, an address and port, or `none`, as the others.",
+        parse=parse_listener,
+    )
+    prometheus_ssl: tuple[Address, ...] = key(
+        "prometheus.ssl.port",
+        (),
+        "Metrics with TLS, as the others. Needs `prometheus.ssl.certfile` and `.keyfile`.",
         parse=parse_listener,
     )
     session_timeout_min: int = key(
@@ -39,9 +51,17 @@ class ManagementConfig(Section):
         return (
             Listener("http", "http", "HTTP API", "management.tcp.port", self.tcp),
             Listener(
+                "https", "https", "HTTP API with TLS", "management.ssl.port", self.ssl,
+                "management_ssl",
+            ),
+            Listener(
                 "metrics", "http/prometheus", "metrics", "prometheus.tcp.port", self.prometheus
             ),
-        )
+            Listener(
+                "metrics_tls", "https/prometheus", "metrics with TLS", "prometheus.ssl.port",
+                self.prometheus_ssl, "prometheus_ssl",
+            ),
+        )  # fmt: skip
 
 
 SECTION = ManagementConfig

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from convoymq.broker.access import HTTP
 from convoymq.broker.registry import MessageCounters
 from convoymq.edges.edge import Edge, Metric, NodeParts, message_metrics
 from convoymq.edges.http.config import ManagementConfig
 from convoymq.edges.http.served import served_by
-from convoymq.edges.http.server import ManagementServer
+from convoymq.edges.http.server import ManagementServer, Secured
+from convoymq.model.config import Address, SslConfig
 
 
 def open_edge(parts: NodeParts) -> ManagementEdge:
@@ -17,13 +20,28 @@ def open_edge(parts: NodeParts) -> ManagementEdge:
     return ManagementEdge(
         ManagementServer(
             parts.broker,
-            [(address.host, address.port) for address in own.tcp],
-            [(address.host, address.port) for address in own.prometheus],
+            _pairs(own.tcp),
+            _pairs(own.prometheus),
+            api_tls=_secured(own.ssl, config.management_ssl),
+            prometheus_tls=_secured(own.prometheus_ssl, config.prometheus_ssl),
             served=served_by(config, parts.edges),
             backlog=config.listeners.backlog,
         ),
         parts.broker.counters.of(HTTP),
     )
+
+
+def _pairs(addresses: Sequence[Address]) -> list[tuple[str, int]]:
+    return [(address.host, address.port) for address in addresses]
+
+
+def _secured(addresses: Sequence[Address], options: SslConfig) -> Secured | None:
+    if not addresses:
+        return None
+    # Takes OpenSSL with it, which a node without TLS does not load.
+    from convoymq.edges.tls import client_tls
+
+    return Secured(_pairs(addresses), client_tls(options))
 
 
 class ManagementEdge(Edge):

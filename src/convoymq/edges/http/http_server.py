@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import h11
 import structlog
@@ -18,6 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from convoymq.edges.http.times import HOLD_BACK, Times
 from convoymq.model.errors import InvariantViolated
+
+if TYPE_CHECKING:
+    import ssl
 
 log = structlog.get_logger()
 
@@ -226,7 +230,9 @@ def _unambiguous(app: ASGIApp) -> ASGIApp:
     return check
 
 
-def make_server(app: ASGIApp, times: Times, backlog: int) -> _Server:
+def make_server(
+    app: ASGIApp, times: Times, backlog: int, tls: ssl.SSLContext | None = None
+) -> _Server:
     """Makes a server for sockets that listen already."""
     members = {"times": times, "waiting": Waiting()}
     config = uvicorn.Config(
@@ -246,4 +252,7 @@ def make_server(app: ASGIApp, times: Times, backlog: int) -> _Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
     )
+    # uvicorn makes contexts of files only; ours is renewed when they change.
+    config.load()
+    config.ssl = tls
     return _Server(config)

@@ -18,8 +18,13 @@ from convoymq.edges.http.times import Times
 from convoymq.transport.listening import listen
 
 if TYPE_CHECKING:
+    import ssl
+    from typing import TypeAlias
+
     import uvicorn
     from starlette.types import ASGIApp
+
+    _MakeServer: TypeAlias = Callable[[ASGIApp, Times, int, ssl.SSLContext | None], uvicorn.Server]
 
 log = structlog.get_logger()
 
@@ -35,7 +40,9 @@ class Listener:
         make_app: Callable[[], ASGIApp],
         times: Times,
         backlog: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._address = address
         self._times = times
         self._make_app = make_app
@@ -66,7 +73,7 @@ class Listener:
                 # Importing takes a tenth of a second: in a thread that does not stop the loop.
                 make_server = await loop.run_in_executor(None, _import_server)
                 app = await loop.run_in_executor(None, self._make_app)
-                self._server = make_server(app, self._times, self._backlog)
+                self._server = make_server(app, self._times, self._backlog, self._tls)
                 await self._server.serve(sockets=sockets)
                 return
             except Exception as error:
@@ -101,7 +108,7 @@ class Listener:
             sock.close()
 
 
-def _import_server() -> Callable[[ASGIApp, Times, int], uvicorn.Server]:
+def _import_server() -> _MakeServer:
     from convoymq.edges.http.http_server import make_server
 
     return make_server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convoymq.broker.facade import Broker
@@ -12,10 +13,20 @@ from convoymq.edges.http.times import Times
 from convoymq.transport.listening import BACKLOG
 
 if TYPE_CHECKING:
+    import ssl
+
     from starlette.types import ASGIApp
 
     from convoymq.edges.http.authentication import Authentication
     from convoymq.edges.http.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """Addresses with TLS."""
+
+    addresses: Sequence[tuple[str, int]]
+    tls: ssl.SSLContext
 
 
 class ManagementServer:
@@ -27,6 +38,8 @@ class ManagementServer:
         api: Sequence[tuple[str, int]],
         prometheus: Sequence[tuple[str, int]] = (),
         *,
+        api_tls: Secured | None = None,
+        prometheus_tls: Secured | None = None,
         served: Served | None = None,
         times: Times | None = None,
         backlog: int = BACKLOG,
@@ -43,8 +56,16 @@ class ManagementServer:
         self._served = served
         times = times or Times()
         self._listeners = [
-            *(Listener(address, self._make_api, times, backlog) for address in api),
-            *(Listener(address, self._make_metrics, times, backlog) for address in prometheus),
+            Listener(address, make, times, backlog, tls)
+            for make, plain, secured in (
+                (self._make_api, api, api_tls),
+                (self._make_metrics, prometheus, prometheus_tls),
+            )
+            for addresses, tls in (
+                (plain, None),
+                (secured.addresses, secured.tls) if secured else ((), None),
+            )
+            for address in addresses
         ]
 
     @property

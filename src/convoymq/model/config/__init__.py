@@ -24,9 +24,9 @@ from convoymq.model.config.node_sections import (
     ListenersConfig,
     NodeConfig,
     RaftConfig,
-    SslConfig,
 )
 from convoymq.model.config.reference import reference
+from convoymq.model.config.tls_sections import SslConfig
 from convoymq.model.config.values import (
     Address,
     Listener,

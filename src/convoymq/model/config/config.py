@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from convoymq.model.config.client_sections import (
     AlarmsConfig,
@@ -21,6 +20,10 @@ from convoymq.model.config.node_sections import (
     ListenersConfig,
     NodeConfig,
     RaftConfig,
+)
+from convoymq.model.config.tls_sections import (
+    MANAGEMENT_SSL,
+    PROMETHEUS_SSL,
     SslConfig,
 )
 from convoymq.model.config.values import Address
@@ -35,6 +38,8 @@ class Config:
     node: NodeConfig = field(default_factory=NodeConfig)
     listeners: ListenersConfig = field(default_factory=ListenersConfig)
     ssl: SslConfig = field(default_factory=SslConfig)
+    management_ssl: SslConfig = field(default_factory=MANAGEMENT_SSL)
+    prometheus_ssl: SslConfig = field(default_factory=PROMETHEUS_SSL)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
@@ -77,8 +82,12 @@ class Keys:
 
     def __init__(self, edges: Iterable[type[Section]] = ()) -> None:
         self.edges = tuple(edges)
-        hints = typing.get_type_hints(Config)
-        own = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+        made = {entry.name: entry.default_factory for entry in dataclasses.fields(Config)}
+        own = {
+            name: cast("type[Any]", kind)
+            for name, kind in made.items()
+            if dataclasses.is_dataclass(kind)
+        }
         self.sections: dict[str, Any] = own | {kind.NAME: kind for kind in self.edges}
         """Name -> class of the parts that have keys, in the order of the document."""
         self.table: dict[tuple[str, str], Key] = {

@@ -10,7 +10,8 @@ from typing import Any
 from convoymq.model.config.config import Config, Keys
 from convoymq.model.config.keys import Key, Section, number_text
 from convoymq.model.config.rabbitmq_keys import in_flat_file, refusal
-from convoymq.model.config.values import parse_bool
+from convoymq.model.config.tls_sections import SslConfig
+from convoymq.model.config.values import Listener, parse_bool
 from convoymq.model.errors import Refused
 
 ENVIRONMENT_PREFIX = "CONVOY_"
@@ -133,6 +134,15 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def _validate_tls(config: Config, listener: Listener) -> None:
+    if not (listener.tls and listener.addresses):
+        return
+    options: SslConfig = getattr(config, listener.tls)
+    certificate, key, _ = options.files()
+    if not (options.certfile and options.keyfile):
+        raise ConfigError(f"{listener.key} needs {certificate} and {key}")
+
+
 def _validate(config: Config) -> None:
     """Refuses combinations that no single key can judge."""
     cluster = config.cluster
@@ -151,10 +161,9 @@ def _validate(config: Config) -> None:
         raise ConfigError("cluster.tls.certfile and cluster.tls.keyfile go together")
     if cluster.tls_certfile and not cluster.tls_cacertfile:
         raise ConfigError("cluster.tls.cacertfile must be set with cluster.tls.certfile")
-    if config.listeners.ssl and not (config.ssl.certfile and config.ssl.keyfile):
-        raise ConfigError(
-            "listeners.ssl.default needs ssl_options.certfile and ssl_options.keyfile"
-        )
+    for section in (config.listeners, *config.edges.values()):
+        for listener in section.listeners():
+            _validate_tls(config, listener)
     for section in config.edges.values():
         try:
             section.check()

@@ -101,33 +101,10 @@ class ListenersConfig(Section):
     def listeners(self) -> tuple[Listener, ...]:
         return (
             Listener("amqp", "amqp", "AMQP", "listeners.tcp.default", self.tcp),
-            Listener("amqps", "amqp/ssl", "AMQP with TLS", "listeners.ssl.default", self.ssl),
+            Listener(
+                "amqps", "amqp/ssl", "AMQP with TLS", "listeners.ssl.default", self.ssl, "ssl"
+            ),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SslConfig:
-    """TLS for clients (`ssl_options.*`)."""
-
-    certfile: str = key("ssl_options.certfile", "", "The node's certificate chain, PEM.")
-    keyfile: str = key("ssl_options.keyfile", "", "Private key of the certificate, PEM.")
-    cacertfile: str = key(
-        "ssl_options.cacertfile",
-        "",
-        "Authorities that client certificates are checked against, PEM.",
-    )
-    verify: str = key(
-        "ssl_options.verify",
-        "verify_none",
-        "Whether clients' certificates are checked.",
-        choices=("verify_none", "verify_peer"),
-    )
-    fail_if_no_peer_cert: bool = key(
-        "ssl_options.fail_if_no_peer_cert",
-        False,
-        "Refuse clients that show no certificate (with `verify_peer`).",
-    )
-    password: str = key("ssl_options.password", "", "Password of the private key.", secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,18 @@ PREFIXES = (("rabbit.", ""), ("ra.", "raft."), ("kernel.", ""))
 
 _IN_CLUSTER = "users and their permissions are kept in the cluster"
 
+_SSL_FIXED = {
+    "honor_cipher_order": ("true", "the node chooses the cipher"),
+    "secure_renegotiate": ("true", "OpenSSL does nothing else"),
+    "client_renegotiation": ("false", "no side of a connection renegotiates"),
+}
+_SSL = ("ssl_options", "management.ssl", "prometheus.ssl")
+
 FIXED: Mapping[str, tuple[str, str]] = {
     "raft.wal_compute_checksums": ("true", "every record of the log has a checksum"),
     "raft.segment_compute_checksums": ("true", "every record of the log has a checksum"),
     "auth_backends.1": ("internal", _IN_CLUSTER),
+    **{f"{at}.{name}": fixed for at in _SSL for name, fixed in _SSL_FIXED.items()},
 }
 """Key -> (the only value that it may have, since the cluster does just that; why)."""
 
@@ -46,6 +54,7 @@ INSTEAD: Mapping[str, str] = {
     "vm_memory_high_watermark_paging_ratio": "classic queues share classic_queue.memory_target",
     "collect_statistics_interval": "figures are computed when somebody asks for them",
     "auth_backends.2": _IN_CLUSTER,
+    **{f"{at}.depth": "chains are as long as OpenSSL allows" for at in _SSL},
 }
 """Key -> what to do, or what the cluster does, in its place."""
 

@@ -33,6 +33,8 @@ class Listener:
     key: str
     """Configuration key of the addresses."""
     addresses: tuple[Address, ...]
+    tls: str = ""
+    """Field of `Config` with its TLS; empty = it has none."""
 
 
 _BYTE_UNITS = {
