@@ -55,8 +55,8 @@ class Sessions:
 
     def open(self, user: User) -> Session:
         """Begins a session of a user who has just logged in."""
-        for token in [token for token in self._open if self.user_of(token) is None]:
-            self.close(token)
+        for token in list(self._open):
+            self.user_of(token)  # Closes one that has ended.
         own = [each for each in self._open.values() if each.user.name == user.name]
         if len(own) >= USER_SESSIONS_MAX:
             self.close(own[0].token)

@@ -67,6 +67,16 @@ def test_a_session_ends_by_time_log_out_deletion_and_a_new_password() -> None:
     assert len(table.sessions) == 0
 
 
+def test_a_log_in_removes_sessions_that_have_ended() -> None:
+    """It once ended with an error, because the table shrank while it was read."""
+    table = Table()
+    for _ in range(3):
+        table.sessions.open(table.users["a"])
+    del table.users["a"]
+    table.sessions.open(table.users["b"])
+    assert len(table.sessions) == 1
+
+
 def test_the_oldest_session_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "USER_SESSIONS_MAX", 2)
     monkeypatch.setattr(sessions_module, "SESSIONS_MAX", 3)
