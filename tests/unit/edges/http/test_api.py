@@ -297,6 +297,9 @@ async def test_exchanges_and_bindings(cluster: FakeCluster, api: httpx.AsyncClie
     assert answer.status_code == 201
     answer = await api.post(path, json={"routing_key": "k", "arguments": {"n": 1}})
     assert answer.headers["location"].startswith("q/k~")
+    await cluster.queue(1, "ü/é")
+    answer = await api.post("/bindings/%2F/e/x/q/%C3%BC%2F%C3%A9", json={"routing_key": "k"})
+    assert (answer.status_code, answer.headers["location"]) == (201, "%C3%BC%2F%C3%A9/k")
     rows = await ok(api.get(path))
     assert [row["routing_key"] for row in rows] == ["a.#", "k"]
     for row in rows:

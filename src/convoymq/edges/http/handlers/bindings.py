@@ -62,8 +62,8 @@ async def post_binding(call: Call) -> Status:
     call.broker.access.check_topic_permission(call.user, vhost, "read", source, routing_key)
     await call.broker.declarations.bind(vhost, source, destination, routing_key, arguments)
     key = resources.properties_key(routing_key, arguments.canonical())
-    parts = (call.path["destination"], quote(key, safe=""))
-    return Status(CREATED, location="/".join(parts))
+    parts = (call.path["destination"], key)
+    return Status(CREATED, location="/".join(quote(part, safe="") for part in parts))
 
 
 @routes.add("GET", "bindings/{vhost}/e/{source}/{kind}/{destination}/{key}")
