@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark replication check-deploy wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-page test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark replication check-deploy wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -100,6 +100,10 @@ test-rocketmq: setup ## Name server and broker with RocketMQ's own brokers, clie
 test-amqp10: setup ## AMQP 1.0 with six clients in Python, Java, Node and Go, which are installed (Proton is compiled)
 	@tools/install_amqp10.sh $(abspath $(BIN))/python
 	CONVOY_TEST_CLIENTS=amqp10 $(BIN)/python -m pytest -q -rs tests/interop/amqp10 tests/unit/edges/amqp10 tests/unit/messages/amqp10
+
+test-page: setup ## The management page in Chromium, which is installed with Playwright and axe-core; before three nodes
+	tools/install_browser.sh $(BIN)
+	$(BIN)/python -m pytest -q tests/page tests/unit/edges/http/test_page.py
 
 bench-groups: setup ## Broker groups beside RocketMQ's own broker, in one run, with its Java client
 	@tools/install_rocketmq.sh

@@ -112,12 +112,20 @@ function Front() {
   const [file, allowed] = PAGES[page] ?? [];
   const here = `${page}/${names.join("/")}`;
   useEffect(() => {
-    if (!file) return;
+    if (!file) return undefined;
+    // The module of a page that was left may come after that of the page in front.
+    let isFront = true;
+    const show = (next) => {
+      if (isFront) setLoaded({ file, ...next });
+    };
     modules[file] ??= import(`./pages/${file}.js`);
     modules[file].then(
-      (module) => setLoaded({ file, View: module.default }),
-      (error) => setLoaded({ file, error }),
+      (module) => show({ View: module.default }),
+      (error) => show({ error }),
     );
+    return () => {
+      isFront = false;
+    };
   }, [file]);
   useEffect(() => {
     main.current?.scrollTo?.(0, 0);

@@ -23,7 +23,7 @@ export function Graph({ nodes, edges, label, empty = "Nothing to draw.", rankdir
   const drawn = useMemo(() => place(nodes, edges, rankdir), [shape]);
   if (!nodes.length) return html`<p class="empty">${empty}</p>`;
   const lit = (edge) => near === null || edge.from === near || edge.to === near;
-  return html`<div class="graph" role="region" aria-label=${label} tabindex="0"><svg width=${drawn.width} height=${drawn.height} viewBox="0 0 ${drawn.width} ${drawn.height}" role="img" aria-label="${label}: ${nodes.length} boxes, ${edges.length} lines">
+  return html`<div class="graph" role="region" aria-label=${label} tabindex="0"><svg width=${drawn.width} height=${drawn.height} viewBox="0 0 ${drawn.width} ${drawn.height}" role="group" aria-label="${label}: ${nodes.length} boxes, ${edges.length} lines">
     <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" class="tip" /></marker></defs>
     ${drawn.edges.map(
       (
@@ -34,7 +34,7 @@ export function Graph({ nodes, edges, label, empty = "Nothing to draw.", rankdir
     ${drawn.nodes.map(
       (
         node,
-      ) => html`<a key=${node.id} href=${node.href} class="box ${node.kind}" onMouseEnter=${() => setNear(node.id)} onMouseLeave=${() => setNear(null)} onFocus=${() => setNear(node.id)} onBlur=${() => setNear(null)} aria-label="${node.kind} ${node.text}">
+      ) => html`<a key=${node.id} href=${node.href} class="box ${node.kind}" onMouseEnter=${() => setNear(node.id)} onMouseLeave=${() => setNear(null)} onFocus=${() => setNear(node.id)} onBlur=${() => setNear(null)}>
       <g transform="translate(${node.x - node.width / 2} ${node.y - node.height / 2})"><title>${node.text}</title><rect width=${node.width} height=${node.height} rx=${node.kind === "exchange" ? HEIGHT / 2 : 6} />
       <text x=${node.width / 2} y=${node.note ? 18 : 22} text-anchor="middle">${cut(node.text, 32)}</text>${node.note && html`<text class="note" x=${node.width / 2} y="34" text-anchor="middle">${node.note}</text>`}</g></a>`,
     )}

@@ -70,7 +70,7 @@ export function ClusterMap({ nodes }) {
                 `${count(leads[node.name] ?? 0)} leaders · ${count(node.connections ?? 0)} clients`,
                 `${isLeader ? "metadata leader" : behind > 0 ? `metadata ${count(behind)} behind` : "metadata up to date"} · ${bytes(node.mem_used)}`,
               ];
-        return html`<a key=${node.name} href=${to("node", node.name)} class="map-node ${state}" aria-label="${node.name}, ${state}, ${lines.join(", ")}">
+        return html`<a key=${node.name} href=${to("node", node.name)} class="map-node ${state}">
           <g transform="translate(${x - BOX / 2} ${y - TALL / 2})"><rect width=${BOX} height=${TALL} rx="10" />
           <text x="14" y="24" class="title">${{ running: "●", draining: "▲", alarm: "▲", down: "■" }[state]} ${node.name.slice(0, 24)}</text>
           ${lines.map((line, n) => html`<text key=${n} x="14" y=${44 + n * 18} class="note">${line}</text>`)}</g></a>`;

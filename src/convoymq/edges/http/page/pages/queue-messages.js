@@ -1,5 +1,5 @@
 // The messages of a queue: browse with a filter, and move, retry, republish or delete chosen ones.
-import { useEffect, useState } from "../vendor/htm-preact.js";
+import { useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { at, del, exchangeInPath, post, reason } from "../core/api.js";
 import { bytes, count, plural, when } from "../core/format.js";
 import { ask, confirm, rowsOf, tableOf } from "../core/forms.js";
@@ -25,19 +25,23 @@ function Browse({ row, reload }) {
   const [error, setError] = useState("");
   const path = [row.vhost, row.name];
   const cursor = cursors[cursors.length - 1];
+  const turn = useRef(0);
   const load = async () => {
+    const mine = (turn.current += 1);
     try {
-      setPage(
-        await post(at`convoy/queues/${path[0]}/${path[1]}/messages/browse`, {
-          filter,
-          count: PAGE,
-          truncate: SHOWN_BYTES,
-          ...(cursor ? { cursor } : {}),
-        }),
-      );
-      setError("");
+      const found = await post(at`convoy/queues/${path[0]}/${path[1]}/messages/browse`, {
+        filter,
+        count: PAGE,
+        truncate: SHOWN_BYTES,
+        ...(cursor ? { cursor } : {}),
+      });
+      // An answer to an earlier question may come last.
+      if (mine === turn.current) {
+        setPage(found);
+        setError("");
+      }
     } catch (refused) {
-      setError(reason(refused));
+      if (mine === turn.current) setError(reason(refused));
     }
   };
   useEffect(() => {
@@ -99,8 +103,10 @@ function Browse({ row, reload }) {
 function Message({ message, chosen, toggle, republish }) {
   const properties = message.properties ?? {};
   const { headers, ...others } = properties;
-  return html`<details class="message"><summary>
-      ${toggle && html`<input type="checkbox" aria-label="Choose message ${message.position}" checked=${chosen} onClick=${(event) => event.stopPropagation()} onChange=${toggle} />`}
+  const box =
+    toggle &&
+    html`<input type="checkbox" aria-label="Choose message ${message.position}" checked=${chosen} onChange=${toggle} />`;
+  return html`<div class="message">${box}<details><summary>
       <strong>${message.position === undefined ? "" : `#${count(message.position)}`}</strong>
       ${
         message.unreadable
@@ -123,7 +129,7 @@ function Message({ message, chosen, toggle, republish }) {
     ]} />
     <pre tabindex="0" aria-label="Payload"><bdi>${pretty(message)}</bdi></pre>
     ${message.truncated && html`<p class="note">Only the first part is shown: ${bytes(message.payload_bytes)} in all.</p>`}
-    ${republish && html`<div class="actions"><button type="button" class="small" onClick=${republish}>Edit and republish…</button></div>`}</div></details>`;
+    ${republish && html`<div class="actions"><button type="button" class="small" onClick=${republish}>Edit and republish…</button></div>`}</div></details></div>`;
 }
 
 const Death = ({ of }) =>

@@ -35,7 +35,7 @@ export function RouteMap({ topic, rows, details, chosen, choose }) {
       const detail = known.get(row.pid);
       const isOpen = row.state === "open";
       const text = `partition ${row.pid}, ${row.state}, ${row.lo}–${row.hi - 1}${row.node ? `, on ${row.node}` : ""}${detail?.messages != null ? `, ${count(detail.messages)} messages, ${bytes(detail.bytes)}` : ""}`;
-      return html`<g key=${row.pid} class="span ${row.state} on-${nodes.indexOf(row.node) % 5} ${chosen.includes(row.pid) ? "chosen" : ""}" role=${isOpen ? "button" : "img"} tabindex=${isOpen ? 0 : undefined} aria-label=${text} aria-pressed=${isOpen ? chosen.includes(row.pid) : undefined} onClick=${isOpen && (() => choose(row.pid))} onKeyDown=${isOpen && press(row.pid)}>
+      return html`<g key=${row.pid} class="span ${row.state} on-${nodes.indexOf(row.node) % 5} ${chosen.includes(row.pid) ? "chosen" : ""}" role=${isOpen ? "button" : "img"} tabindex=${isOpen ? 0 : undefined} data-pid=${row.pid} aria-pressed=${isOpen ? chosen.includes(row.pid) : undefined} onClick=${isOpen && (() => choose(row.pid))} onKeyDown=${isOpen && press(row.pid)}>
         <title>${text}</title><rect x=${left} y=${top} width=${w} height=${h} rx="5" />
         ${h > 15 && html`<text x=${left + 10} y=${top + Math.min(h / 2 + 5, 22)}>${row.pid}${isOpen && w > 150 && row.node ? ` · ${row.node.split("@")[0].slice(0, 16)}` : ""}</text>`}
         ${h > 36 && w > 110 && detail?.messages != null && html`<text class="note" x=${left + 10} y=${top + Math.min(h / 2 + 22, 40)}>${count(detail.messages)} messages</text>`}</g>`;
