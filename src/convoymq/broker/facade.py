@@ -126,6 +126,7 @@ class Broker:
         self.route_counts = RouteCounts(metadata.tree)
         self.counters = Counters()
         self.new_session = new_session
+        self.now_ms = clock.now_ms
         self.traces = traces
         self._make_members = make_members
         self._reply_backlog_max_bytes = reply_backlog_max_bytes

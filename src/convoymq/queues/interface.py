@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from convoymq.kernels.batch import PublishTarget
-from convoymq.model.errors import PreconditionFailed, Refused, Subject
+from convoymq.model.errors import BrokerError, PreconditionFailed, Refused, Subject
 from convoymq.model.refusals import OLDER_NODES, in_use, not_empty, queue_subject
 from convoymq.model.tables import Field
 from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, RunsRequest, no_wait
@@ -371,6 +371,24 @@ class QueueClient(ABC):
     def purge(self) -> None:
         """Drops ready messages; answered by `on_purged`."""
 
+    def transact(
+        self,
+        work: Callable[[], None],
+        end: Mapping[str, object],
+        answer: Callable[[BrokerError | None], None],
+    ) -> None:
+        """Has what `work` tells this client (publishes, settle, return_, discard) count together,
+        or be prepared to (`queues.transactions`). `answer` gets None when it is applied; a
+        TransactionRefused: nothing of it is; any other error: nobody knows. Not called when the
+        client is closed. Queues that do not serve this are not asked."""
+        raise NotImplementedError("queues of this type take no part in transactions")
+
+    def reservation(
+        self, op: bytes, answer: Callable[[Row | None, BrokerError | None], None]
+    ) -> None:
+        """Asks one op of a transaction, as it is encoded."""
+        raise NotImplementedError("queues of this type take no part in transactions")
+
     def places_of(self, consumer: int) -> dict[int, Place] | None:
         """Returns where the messages of a consumer lie that is about to be registered, by the upper
         bits of their ids, for deliveries to say so; None where they say nothing of it."""
@@ -454,6 +472,11 @@ class Queue(ABC):
         """Returns whether messages may name a group: a type where that means nothing takes
         them."""
         return True
+
+    @property
+    def serves_transactions(self) -> bool:
+        """Returns whether clients may `transact`."""
+        return False
 
     @abstractmethod
     def client(self, session: int, events: ClientEvents) -> QueueClient:

@@ -36,6 +36,7 @@ from convoymq.model.refusals import missing
 from convoymq.queues.handing_over import publish_again, publish_for_closed
 from convoymq.queues.interface import ClientEvents, PublishOutcome, Queue, QueueClient
 from convoymq.queues.sessions import APPLIED_OK
+from convoymq.queues.transactions import CMD_BEGIN, outside_transactions
 from convoymq.queues.withdrawal import withdraw
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ RESEND_BYTES_SOFT = 64 << 10
 SILENT = frozenset((
     batch.CMD_ENQUEUE, batch.CMD_SETTLE, batch.CMD_RETURN, batch.CMD_DISCARD, batch.CMD_CREDIT,
     batch.CMD_SESSION_OPEN, batch.CMD_SESSION_CLOSE, batch.CMD_PRODUCER, batch.CMD_STORE_OFFSET,
+    CMD_BEGIN,
 ))  # fmt: skip
 
 
@@ -358,7 +360,7 @@ class SessionClient(QueueClient):
         """See `QueueClient`."""
         if self.closed:
             self.queue.forget(self)
-            left = self._target.applied(self._target.seq)
+            left = outside_transactions(self._target.applied(self._target.seq))
             session = self.queue.new_session()
             publish_for_closed(left, known, self.held_for, successor, session)
             return
@@ -374,7 +376,7 @@ class SessionClient(QueueClient):
         if other is None:
             return
         waiting = self._target.applied(self._target.seq)
-        for command in waiting:
+        for command in outside_transactions(waiting):
             publishes = command.type == batch.CMD_ENQUEUE and command.note is None
             if publishes and known is not None:
                 publish_again(command, other.target)

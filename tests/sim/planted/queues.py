@@ -221,13 +221,14 @@ def used_queue_expires() -> None:
 
 @plant("a queue may be deleted although somebody consumes from it", "none", unaided=True)
 def queue_in_use_is_deleted() -> None:
-    machine = parts.machine()
-    check = machine._check_delete
+    from convoymq.queues.quorum import questions
 
-    def planted(self: Any, session: Any, op: Any) -> None:
-        check(self, session, {**op, "if_unused": False})
+    check = questions._check_delete
 
-    machine._check_delete = planted
+    def planted(machine: Any, op: Any) -> Any:
+        return check(machine, {**op, "if_unused": False})
+
+    questions._check_delete = planted
 
 
 @plant("nodes may be away for as long as by default, whatever a policy says", "suspect,isolate")

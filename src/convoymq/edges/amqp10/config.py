@@ -36,6 +36,18 @@ class Amqp10Config(Section):
         is announced as the idle time-out. 0 = never.""",
         unit="ms", low=0, high=4_000_000_000,
     )  # fmt: skip
+    transaction_timeout_ms: int = key(
+        "amqp10.transaction_timeout", 120_000,
+        """A transaction of AMQP 1.0 that is not discharged so long after it was declared is rolled
+        back. 0 = never.""",
+        unit="ms", low=0, high=86_400_000,
+    )  # fmt: skip
+    transactions_max: int = 64
+    """Transactions of one connection that have not ended."""
+    transaction_messages_max: int = 10_000
+    """Messages of a session in transactions, published and settled."""
+    transaction_bytes_max: int = 32 << 20
+    """Messages of a session that wait for the end of their transactions."""
     frame_max: int = 131_072
     """Largest frame that is announced, bytes."""
     initial_frame_max: int = 8192

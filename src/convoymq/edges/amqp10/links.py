@@ -28,6 +28,7 @@ from convoymq.edges.amqp10.performatives import (
 from convoymq.edges.amqp10.receiving import Receiver, check_publish
 from convoymq.edges.amqp10.sending import Sender
 from convoymq.edges.amqp10.subscriptions import attach_subscription, wants_subscription
+from convoymq.edges.amqp10.transactions import attach_coordinator
 from convoymq.messages.amqp10.filters import Wanted, filters_in
 from convoymq.messages.amqp10.values import Described, Int, Timestamp, Value
 from convoymq.model.errors import BrokerError, PreconditionFailed
@@ -46,6 +47,9 @@ def attach(session: Session, attach: Attach) -> None:
     """Attaches a link, or refuses it: the reply has no terminus then, and a detach follows."""
     try:
         _check(attach)
+        if isinstance(attach.target, Coordinator):
+            attach_coordinator(session, attach)
+            return
         own = attach.source if attach.role else attach.target
         if wants_subscription(attach):
             _attach_subscriber(session, attach)
@@ -74,8 +78,6 @@ def _attach_queue(session: Session, attach: Attach) -> None:
 
 def _check(attach: Attach) -> None:
     """Raises Fault for what is refused whatever the link leads to."""
-    if isinstance(attach.target, Coordinator):
-        raise link_fault(NOT_IMPLEMENTED, "Transactions not supported")
     if attach.unsettled or attach.incomplete_unsettled:
         raise link_fault(NOT_IMPLEMENTED, "Link recovery not supported")
     for name, mode, most in (

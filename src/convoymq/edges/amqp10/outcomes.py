@@ -22,6 +22,7 @@ from convoymq.edges.amqp10.performatives import (
     Modified,
     Rejected,
     Released,
+    TransactionalState,
 )
 from convoymq.messages.amqp10.values import Symbol, Value, encode
 from convoymq.queues.interface import Modification
@@ -45,11 +46,14 @@ def on_disposition(session: Session, disposition: Disposition) -> None:
         # A publisher that waits for no outcome any more gets it nevertheless.
         return
     state = disposition.state
-    settle = _settle_of(state)
-    if settle is None:
-        raise session_fault(INVALID_FIELD, f"unexpected delivery state in DISPOSITION: {state}")
     first = disposition.first
     last = first if disposition.last is None else disposition.last
+    if isinstance(state, TransactionalState):
+        _retire(session, state, first, last, settled=disposition.settled)
+        return
+    settle = settle_of(state)
+    if settle is None:
+        raise session_fault(INVALID_FIELD, f"unexpected delivery state in DISPOSITION: {state}")
     found = session.unsettled.take(first, last)
     if not found:
         return
@@ -73,6 +77,16 @@ def on_disposition(session: Session, disposition: Disposition) -> None:
     session.pump()
 
 
+def _retire(
+    session: Session, state: TransactionalState, first: int, last: int, *, settled: bool
+) -> None:
+    by_link: dict[Sender, list[tuple[int, int]]] = {}
+    for delivery_id, (link, message_id) in session.unsettled.taken(first, last):
+        by_link.setdefault(link, []).append((delivery_id, message_id))
+    session.transactions.retire(state, by_link, settled=settled)
+    session.pump()
+
+
 def ranges(ids: Iterable[int]) -> list[int]:
     """Returns ids as ascending ranges (first, last, first, last, …)."""
     found: list[int] = []
@@ -84,7 +98,8 @@ def ranges(ids: Iterable[int]) -> list[int]:
     return found
 
 
-def _settle_of(state: Value) -> Settle | None:
+def settle_of(state: Value) -> Settle | None:
+    """Returns how a queue is told an outcome; None: it is none."""
     match state:
         case Accepted():
             return lambda link, ids: link.client.settle(link.number, ids)

@@ -393,6 +393,36 @@ class Coordinator(Composite):
     capabilities: tuple[str, ...] = _may(_SYMBOLS, ())
 
 
+@_row(0x31, "declare:list")
+class Declare(Composite):
+    """Request to a coordinator: begins a transaction."""
+
+    global_id: Value = _may(_ANY, None)
+
+
+@_row(0x32, "discharge:list")
+class Discharge(Composite):
+    """Request to a coordinator: commits a transaction, or rolls it back."""
+
+    txn_id: bytes = _must(_BINARY)
+    fail: bool = _may(_BOOLEAN, False)
+
+
+@_row(0x33, "declared:list")
+class Declared(Composite):
+    """Outcome: a transaction has begun."""
+
+    txn_id: bytes = _must(_BINARY)
+
+
+@_row(0x34, "transactional-state:list")
+class TransactionalState(Composite):
+    """Delivery state: it belongs to a transaction, and has an outcome when that is committed."""
+
+    txn_id: bytes = _must(_BINARY)
+    outcome: Value = _may(_STATE, None)
+
+
 # Security
 
 

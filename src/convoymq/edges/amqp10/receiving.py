@@ -37,6 +37,7 @@ from convoymq.edges.amqp10.performatives import (
     Disposition,
     Rejected,
     Released,
+    TransactionalState,
     Transfer,
 )
 from convoymq.edges.amqp10.serial import following
@@ -179,7 +180,11 @@ class Receiver(Incoming):
             checked = check_message(
                 content, destination.routing_key, user=self.session.connection.user
             )
-            self.session.publishes.publish(self, first, destination, checked, size)
+            if isinstance(first.state, TransactionalState):
+                transactions = self.session.transactions
+                transactions.post(first.state, first, destination, checked, size)
+            else:
+                self.session.publishes.publish(self, first, destination, checked, size)
         except BrokerError as error:
             self._refused(first, error)
 
@@ -279,12 +284,42 @@ class Publishes:
     ) -> None:
         """Routes a message and hands it to its queues. Raises BrokerError: none gets it."""
         session, exchange = self._session, destination.exchange
+        if destination.is_reply:
+            for key in message.routing_keys:
+                check_publish(session, exchange, key)
+            self._reply(first, destination, message)
+            return
+        queues = self.route(destination, message)
+        counters = session.connection.counters
+        assert first.delivery_id is not None
+        if not queues:
+            if first.settled:
+                counters.dropped_unroutable += 1
+            else:
+                counters.returned_unroutable += 1
+                self.settle(first.delivery_id, Released())
+            return
+        clients = [session.client_of(queue) for queue in queues]
+        link.clients = set(clients)
+        tag = 0
+        if not first.settled:
+            tag = self._expect(link, first.delivery_id, 1, len(queues))
+        parts = (names_of(exchange, destination.routing_key), message.content)
+        for queue, client in zip(queues, clients, strict=True):
+            if queue.refuses_publishes:
+                if tag:
+                    self.on_published(queue.name, (tag, tag), PublishOutcome.REFUSED_LENGTH)
+                continue
+            if message.producer is not None and queue.features.drops_repeats:
+                client.target.name_next(*message.producer)
+            client.target.publish(parts, body_size, tag, message.flags)
+
+    def route(self, destination: Destination, message: CheckedMessage) -> Sequence[Queue]:
+        """Returns the queues that get a message, which counts as published. Raises BrokerError."""
+        session, exchange = self._session, destination.exchange
         vhost, broker = session.connection.vhost, session.broker
         for key in message.routing_keys:
             check_publish(session, exchange, key)
-        if destination.is_reply:
-            self._reply(first, destination, message)
-            return
         route = broker.publishing.route(
             vhost,
             exchange,
@@ -293,32 +328,10 @@ class Publishes:
             message.asked,
             message.properties,
         )
-        counters = session.connection.counters
-        counters.published += 1
+        session.connection.counters.published += 1
         broker.publishing.count(vhost, exchange, route.queues, 1)
-        assert first.delivery_id is not None
         self._trace(exchange, message, route.queues)
-        if not route.queues:
-            if first.settled:
-                counters.dropped_unroutable += 1
-            else:
-                counters.returned_unroutable += 1
-                self.settle(first.delivery_id, Released())
-            return
-        clients = [session.client_of(queue) for queue in route.queues]
-        link.clients = set(clients)
-        tag = 0
-        if not first.settled:
-            tag = self._expect(link, first.delivery_id, 1, len(route.queues))
-        parts = (names_of(exchange, destination.routing_key), message.content)
-        for queue, client in zip(route.queues, clients, strict=True):
-            if queue.refuses_publishes:
-                if tag:
-                    self.on_published(queue.name, (tag, tag), PublishOutcome.REFUSED_LENGTH)
-                continue
-            if message.producer is not None and queue.features.drops_repeats:
-                client.target.name_next(*message.producer)
-            client.target.publish(parts, body_size, tag, message.flags)
+        return route.queues
 
     def _reply(self, first: Transfer, destination: Destination, message: CheckedMessage) -> None:
         """Hands a message to a consumer of direct replies. Raises BrokerError."""

@@ -18,6 +18,7 @@ from convoymq.edges.amqp10.errors import (
     ILLEGAL_STATE,
     INTERNAL_ERROR,
     NOT_FOUND,
+    NOT_IMPLEMENTED,
     RESOURCE_DELETED,
     Scope,
     fault_of,
@@ -167,6 +168,8 @@ class Sender(Outgoing):
 
     def on_flow(self, flow: Flow) -> None:
         """Takes the client's credit."""
+        if flow.properties and "txn-id" in flow.properties:
+            raise link_fault(NOT_IMPLEMENTED, "Transactional acquisition not supported")
         if self.state is LinkState.ATTACHING:
             self._early = flow
             return

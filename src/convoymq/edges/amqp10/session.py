@@ -44,6 +44,7 @@ from convoymq.edges.amqp10.receiving import Publishes, Receiver
 from convoymq.edges.amqp10.sending import Deliveries, Sender
 from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead, following
 from convoymq.edges.amqp10.states import SESSION_MOVES, LinkState, SessionState
+from convoymq.edges.amqp10.transactions import Transactions
 from convoymq.edges.amqp10.unsettled import Unsettled
 from convoymq.edges.permissions import Permissions
 from convoymq.messages.amqp10.values import Value
@@ -90,6 +91,7 @@ class Session:
         self.flowing: set[QueueClient] = set()
         self.permissions = Permissions(connection)
         self.publishes = Publishes(self)
+        self.transactions = Transactions(self)
         self.pairs: dict[str, Pair] = {}
         """Links of the node /management, by name."""
         self.temporary: dict[int, str] = {}
@@ -383,6 +385,7 @@ class Session:
             return
         self.publishes.flush()
         self.is_over = True
+        self.transactions.close()
         for link in list(self.links.values()):
             link.end()
         self.links.clear()

@@ -45,6 +45,10 @@ class Unsettled:
 
     def take(self, first: int, last: int) -> list[Held]:
         """Forgets the deliveries of a range of ids, and returns them."""
+        return [held for _, held in self.taken(first, last)]
+
+    def taken(self, first: int, last: int) -> list[tuple[int, Held]]:
+        """As `take`: with their ids."""
         count = ahead(last, first) + 1
         begin = first >> _BITS
         blocks = ((last >> _BITS) - begin & _BLOCKS_MASK) + 1
@@ -52,7 +56,7 @@ class Unsettled:
             numbers = [begin + each & _BLOCKS_MASK for each in range(blocks)]
         else:
             numbers = [each for each in self._blocks if each - begin & _BLOCKS_MASK < blocks]
-        found: list[Held] = []
+        found: list[tuple[int, Held]] = []
         for number in numbers:
             block = self._blocks.get(number)
             if block is None:
@@ -61,7 +65,7 @@ class Unsettled:
                 ids = [following(first, each) for each in range(count)]
             else:
                 ids = [each for each in block if 0 <= ahead(each, first) < count]
-            found += [self._forget(number, block, each) for each in ids if each in block]
+            found += [(each, self._forget(number, block, each)) for each in ids if each in block]
         return found
 
     def take_of(self, link: Sender) -> list[int]:

@@ -58,6 +58,7 @@ from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
 from convoymq.queues.reservations import Answer, reservation_refused
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
+from convoymq.queues.transactions import CMD_BEGIN, CMD_END, Answered, TransactionRefused
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.queue import QuorumQueue
@@ -259,6 +260,15 @@ class QuorumClient(SessionClient):
         """basic.get. With no_ack the client settles what it has: a lost answer loses nothing."""
         self._question(batch.CMD_GET, 0, 0, b"", no_ack)
 
+    def transact(
+        self, work: Callable[[], None], end: Mapping[str, object], answer: Answered
+    ) -> None:
+        """See `QueueClient`."""
+        self.target.command(CMD_BEGIN, 0, 0, 0)
+        work()
+        body = msgspec.msgpack.encode(end)
+        self.target.command(CMD_END, 0, len(body), 0, body, answer)
+
     def purge(self) -> None:
         """Drops ready messages."""
         self._question(batch.CMD_PURGE, 0, 0)
@@ -301,7 +311,7 @@ class QuorumClient(SessionClient):
     @staticmethod
     def _is_reply(command: PendingCommand, status: int, reply: object) -> bool:
         """False for a mere "applied" where the command asked for content."""
-        asked = command.type in (batch.CMD_GET, batch.CMD_RESERVATION, CMD_GRANT)
+        asked = command.type in (batch.CMD_GET, batch.CMD_RESERVATION, CMD_GRANT, CMD_END)
         return not asked or status != APPLIED_OK or reply is not None
 
     def is_waiting(self) -> bool:
@@ -357,6 +367,9 @@ class QuorumClient(SessionClient):
             return
         if kind == CMD_GRANT:
             self._granted(command, reply)
+            return
+        if kind == CMD_END:
+            command.note(self._end_error(status, reply))
             return
         error = None if status == APPLIED_OK else self._refusal(reply)
         if kind == batch.CMD_CHECKOUT:
@@ -534,6 +547,9 @@ class QuorumClient(SessionClient):
                 self._events.on_cancel_ok(self, command.note)
             elif command.type == batch.CMD_RESERVATION:
                 command.note(None, error)
+        ends = [c for c, _ in self._unanswered.values() if c.type == CMD_END]
+        for command in [*ends, *(c for c in waiting if c.type == CMD_END)]:
+            command.note(error)
 
     def _renew(self) -> None:
         self._get_shift += self._consumers[0].next_id
@@ -697,6 +713,8 @@ class QuorumClient(SessionClient):
                 self._events.on_purged(self, 0, error)
             elif command.type == batch.CMD_RESERVATION:
                 command.note(None, error)
+            elif command.type == CMD_END:
+                command.note(error)
         for number in cancelled:
             self._events.on_cancelled(self, number, "deleted" if published_ok else "lost")
         if self.blocked:
@@ -705,6 +723,15 @@ class QuorumClient(SessionClient):
     def _reservation_error(self, status: int, reply: object) -> BrokerError | None:
         if status != APPLIED_OK:
             return reservation_refused(str(reply), self.queue.subject)
+        if reply is None:
+            return Unavailable("the queue's answer was lost")
+        return None
+
+    def _end_error(self, status: int, reply: object) -> BrokerError | None:
+        if status != APPLIED_OK:
+            if reply == "deleted":
+                return self._refusal(reply)
+            return TransactionRefused(str(reply), self.queue.subject)
         if reply is None:
             return Unavailable("the queue's answer was lost")
         return None
@@ -719,11 +746,11 @@ class QuorumClient(SessionClient):
 
 #: Commands whose reply says more than whether they were refused.
 _TELLING = frozenset(
-    (batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE, batch.CMD_RESERVATION, CMD_GRANT)
+    (batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE, batch.CMD_RESERVATION, CMD_GRANT, CMD_END)
 )
 
 #: Commands that a channel waits for.
-_ASKING = (_TELLING - {CMD_GRANT}) | {batch.CMD_CANCEL}
+_ASKING = (_TELLING - {CMD_GRANT, CMD_END}) | {batch.CMD_CANCEL}
 
 
 def _timed_out(doing: str, subject: Subject) -> Unavailable:

@@ -17,8 +17,8 @@ than `COUNT_MAX` ids, nor more than `BYTES_MAX` of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from convoymq.kernels.message_ids import ID_HEAD_BYTES, MessageIdWindow
 from convoymq.queues.quorum import tracing
@@ -33,6 +33,9 @@ COUNT = "deduplication_count"
 TIME_MS = "deduplication_time_ms"
 COUNT_MAX = DEDUPLICATION_COUNT_MAX
 BYTES_MAX = 64 << 20
+
+Enqueue: TypeAlias = Callable[[int, int, int, int, int, bytes, int], None]
+"""Takes records of an ENQUEUE: entry index, flags, first, count, size, data, offset."""
 
 
 class Deduplication:
@@ -81,15 +84,17 @@ class Deduplication:
         count: int,
         data: bytes,
         offset: int,
+        index: int,
+        take: Enqueue,
     ) -> bool:
-        """Takes `count` records from `first` on of an ENQUEUE into the queue, without repeats;
-        False = none is one, and the caller takes them."""
+        """Takes `count` records from `first` on of an ENQUEUE of entry `index` into the queue by
+        `take`, without repeats; False = none is one, and the caller takes them."""
         machine = self._machine
         assert self.ids is not None, "a queue that remembers no ids looks for repeats"
         kept = self.ids.new_runs(data, offset, first, count, machine.time_ms)
         if kept is None:
             return False
-        index, rows = machine.index, machine.trace
+        rows = machine.trace
         repeats = count - sum(kept[1::3])
         self.repeats += repeats
         machine.effects.append((EFFECT_DEDUPLICATED, repeats))
@@ -98,7 +103,7 @@ class Deduplication:
             tracing.deduplicated(rows, session, kept, first + count, number, index, offset)
         for at in range(0, len(kept), 3):
             low, new, size = kept[at : at + 3]
-            machine.enqueue_run(index, flags, low, new, size, data, offset)
+            take(index, flags, low, new, size, data, offset)
         return True
 
     # ---------------------------------------------------------------- snapshots

@@ -48,6 +48,7 @@ def check_invariants(machine: QuorumMachine) -> None:
             _check_state(consumer, consumers, (session.id, number) in serving)
     places += _check_reservations(machine)
     places += machine.operations.check()
+    places += machine.transactions.check()
     _check_who_is_active(machine)
     unacked = sum(map(COUNT, places))
     assert unacked == backlog.unacked
@@ -66,6 +67,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     places += _check_notes(machine)
     machine.deduplication.check()
     places += _check_waiting(machine)
+    places += [run for held in machine.transactions.incoming() for _, run in held.held()]
     live = list(machine.live_ranges())
     _check_fresh(backlog.fresh, places, live)
     if backlog.expiry is not None:
@@ -253,6 +255,7 @@ def _check_groups(machine: QuorumMachine) -> None:
         *(run for each in machine.reservations.by_name.values() for _, run in each.held.held()),
         *backlog.waiting.runs(), *backlog.notes.avoided.runs(),
         *(run for held in machine.operations.held() for _, run in held.held()),
+        *(run for held in machine.transactions.held() for _, run in held.held()),
     ]  # fmt: skip
     known = {
         (index, (offset << 32 | first) + i)

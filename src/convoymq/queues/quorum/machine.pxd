@@ -13,12 +13,13 @@ cdef class QuorumMachine(GroupMachine):
     cdef public Consumers consumers
     cdef public Deliveries deliveries
     cdef public object reservations, dead_letters, deduplication, delayed, waiting, operations
+    cdef public object transactions
     cdef public int _attributes
     cdef public bint _deduplicates, is_frozen
     cdef public int64_t announced_due_ms, _expires_ms
     @cython.locals(
         kind=int, flags=int, count=uint64_t, offset=Py_ssize_t, session=QueueSession,
-        walk=CommandWalk,
+        walk=CommandWalk, staged=dict,
         backlog=Backlog, consumers=Consumers, deliveries=Deliveries,
     )
     cpdef apply(self, uint64_t index, uint64_t time_ms, bytes data)
@@ -32,10 +33,9 @@ cdef class QuorumMachine(GroupMachine):
         self, uint64_t index, int flags, uint64_t first, uint64_t count, uint64_t size, bytes data,
         Py_ssize_t offset
     )
-    @cython.locals(
-        consumer=Consumer, ranges=list, i=Py_ssize_t, failed=int, settled=int64_t,
-        deliveries=Deliveries,
-    )
+    @cython.locals(i=Py_ssize_t, settled=int64_t, deliveries=Deliveries)
+    cpdef settle_ranges(self, Consumer consumer, int kind, int flags, list ranges)
+    @cython.locals(consumer=Consumer)
     cdef _session_command(
         self, QueueSession session, int kind, int flags, Py_ssize_t count, object arg, bytes data,
         Py_ssize_t offset

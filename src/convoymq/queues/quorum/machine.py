@@ -18,8 +18,10 @@ The machine takes a command to the part that it is about:
 | `deduplication`      | which published messages are repeats, by their message-ids  |
 | `delayed`            | which messages wait for a time, and until when              |
 | `operations`         | what becomes of messages that an operator chose (ADR 0053)  |
+| `transactions`       | what counts together with others, here and elsewhere        |
 | `reservations`       | what named readers may do (ADR 0008), by their own rules;   |
 |                      | `reservation_holder` says what that means here              |
+| `questions`          | what is asked by ops, and answered by a map                 |
 | `snapshot`           | how all that is kept                                        |
 
 Invariants are asserted where they could break, and all at once in `invariants.check_invariants`:
@@ -42,6 +44,7 @@ Versions (ADR 0016):
        successor that nobody uses yet, and nothing expires (ADR 0128).
     6: GRANT, credit of consumers as an absolute limit (ADR 0200); MODIFY, what a consumer says of
        messages that it gives back (ADR 0201). Clients are told who is the single active consumer.
+       BEGIN and END, transactions (ADR 0204).
 The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every node knows
 them (ADR 0086).
 
@@ -70,22 +73,23 @@ from convoymq.queues.outcomes import (
     LIMIT_MAX,
     unpack_modified,
 )
-from convoymq.queues.quorum import runs, snapshot, tracing, views
+from convoymq.queues.quorum import questions, runs, snapshot, tracing, views
 from convoymq.queues.quorum.backlog import AS_RABBITMQ, Backlog
 from convoymq.queues.quorum.consumers import (
     CANCELLED,
     OUTCOMES_SINCE,
     POLLER,
     UP,
+    Consumer,
     Consumers,
     QueueSession,
 )
 from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.queues.quorum.deduplication import Deduplication
-from convoymq.queues.quorum.delayed import BAD_CANCEL, CANCEL_SCHEDULED, Delayed
+from convoymq.queues.quorum.delayed import Delayed
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, due_of, mark_of
-from convoymq.queues.quorum.operations import OPS, Operations
+from convoymq.queues.quorum.operations import Operations
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
 from convoymq.queues.quorum.settings import (
     COUNTS_RETURNS,
@@ -97,9 +101,11 @@ from convoymq.queues.quorum.settings import (
     check_changes,
     with_defaults,
 )
+from convoymq.queues.quorum.transactions import Transactions
 from convoymq.queues.quorum.waiting import Waiting
-from convoymq.queues.reservations import MALFORMED, SINGLE_ACTIVE, Reservations
+from convoymq.queues.reservations import SINGLE_ACTIVE, Reservations
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map, first_u64
+from convoymq.queues.transactions import CMD_BEGIN, CMD_END
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_NOTE, EFFECT_TIMER, EFFECT_UNUSED
 
@@ -110,17 +116,6 @@ FLAG_HEADERS = 8
 FLAGS_ATTRIBUTES = 2 | 4 | FLAG_HEADERS
 """Of ENQUEUE: records carry a priority, an expiration, such headers."""
 FLAG_GET_SETTLED = 1
-
-#: An op of RESERVATION that is none on a reservation: version 1 refuses it as malformed.
-DELETE_CHECK = "delete_check"
-RENEW = "renew"
-"""The same: the time begins anew after which the queue goes when nobody uses it."""
-EXPIRED_UNUSED = "expired"
-"""The answer to RENEW that comes too late."""
-RENEW_SINCE = 4
-"""Version of the machine that brought RENEW."""
-IN_USE = "in_use"
-NOT_EMPTY = "not_empty"
 
 ENQUEUE = batch.CMD_ENQUEUE
 SETTLE = batch.CMD_SETTLE
@@ -144,7 +139,7 @@ COMMAND_TYPES = {
     3: supported.command_table(_SINCE_VERSION_2),
     4: supported.command_table(_SINCE_VERSION_2),
     5: supported.command_table(_SINCE_VERSION_2),
-    6: supported.command_table((*_SINCE_VERSION_2, CMD_GRANT, CMD_MODIFY)),
+    6: supported.command_table((*_SINCE_VERSION_2, CMD_GRANT, CMD_MODIFY, CMD_BEGIN, CMD_END)),
 }
 
 
@@ -180,6 +175,7 @@ class QuorumMachine(GroupMachine):
         self.operations = Operations(self, self.backlog, self.consumers, self.deliveries)
         holder = ReservationHolder(self, self.backlog, self.consumers, self.deliveries)
         self.reservations = Reservations(holder)
+        self.transactions = Transactions(self)
 
     def _new_session(self, session_id: int) -> QueueSession:
         return QueueSession(session_id)
@@ -207,6 +203,7 @@ class QuorumMachine(GroupMachine):
             deliveries.expire()
         if backlog.expiry is not None:
             deliveries.sweep()
+        staged = self.transactions.staged
         walk = CommandWalk(data)
         while walk.next():
             kind, flags, count, arg, offset = (
@@ -217,6 +214,8 @@ class QuorumMachine(GroupMachine):
             if session_id:
                 session = self._accept(session_id, walk.seq, kind, count, arg)
                 if session is None:
+                    continue
+                if staged and self.transactions.stage(session, walk, data):
                     continue
             if kind == ENQUEUE:
                 self._enqueue(session, index, flags, count, data, offset)
@@ -285,7 +284,7 @@ class QuorumMachine(GroupMachine):
                 size -= size * repeated // count
             count -= repeated
             if not self._deduplicates or not self.deduplication.enqueue(
-                session, flags, repeated, count, data, offset
+                session, flags, repeated, count, data, offset, index, self.enqueue_run
             ):
                 if self.trace is not None:
                     number = backlog.published
@@ -387,15 +386,7 @@ class QuorumMachine(GroupMachine):
         if kind in (SETTLE, RETURN, DISCARD):
             consumer = session.consumers.get(arg)
             if consumer is not None:
-                deliveries = self.deliveries
-                settled = consumer.checked_out.messages
-                ranges = batch.ranges(data, offset, count)
-                for i in range(0, len(ranges), 2):
-                    deliveries.release(consumer, kind, flags, ranges[i], ranges[i + 1])
-                settled -= consumer.checked_out.messages
-                if settled and kind == SETTLE:
-                    consumer.settled(settled, self.time_ms, self.version)
-                self.consumers.refresh(consumer)
+                self.settle_ranges(consumer, kind, flags, batch.ranges(data, offset, count))
             self._applied(session)
         elif kind == GET:
             self._get(session, flags & FLAG_GET_SETTLED != 0)
@@ -416,6 +407,10 @@ class QuorumMachine(GroupMachine):
                 self.deliveries.modify(consumer, flags, modified)
                 self.consumers.refresh(consumer)
             self._applied(session)
+        elif kind == CMD_BEGIN and self.version >= OUTCOMES_SINCE:
+            self.transactions.begin(session)
+        elif kind == CMD_END and self.version >= OUTCOMES_SINCE:
+            self.transactions.end(session, data, offset, count)
         elif kind == CANCEL:
             consumer = session.consumers.get(arg)
             if consumer is not None and consumer.state < CANCELLED:
@@ -429,11 +424,22 @@ class QuorumMachine(GroupMachine):
         elif kind == batch.CMD_PRODUCER:
             self._producer(session, count, arg, data, offset)
         elif kind == batch.CMD_RESERVATION:
-            self._reservation(session, batch.command_body(data, offset), count)
+            questions.answer(self, session, batch.command_body(data, offset), count)
         elif kind == batch.CMD_SESSION_OPEN:
             self._applied(session)
         else:
             raise UnknownCommand(f"a session's command of type {kind} is not known")
+
+    def settle_ranges(self, consumer: Consumer, kind: int, flags: int, ranges: list[int]) -> None:
+        """Takes what one SETTLE, RETURN or DISCARD names from its consumer."""
+        deliveries = self.deliveries
+        settled = consumer.checked_out.messages
+        for i in range(0, len(ranges), 2):
+            deliveries.release(consumer, kind, flags, ranges[i], ranges[i + 1])
+        settled -= consumer.checked_out.messages
+        if settled and kind == SETTLE:
+            consumer.settled(settled, self.time_ms, self.version)
+        self.consumers.refresh(consumer)
 
     def _grant(self, session: QueueSession, flags: int, number: int, limit: int) -> None:
         """GRANT: DELIVERs, then the reply [messages that the consumer has got, ready messages]."""
@@ -488,60 +494,6 @@ class QuorumMachine(GroupMachine):
         held = [run for part in self._held() for _, run in part.held()] if grouped else []
         self._reply(session, APPLIED_OK, self.backlog.purge(held) + waited)
 
-    def _reservation(self, session: QueueSession, body: bytes, length: int) -> None:
-        """RESERVATION: one op of `queues.reservations`; answered with its map, or refused with a
-        reason."""
-        try:
-            op = decode_map(body, length)
-        except ValueError:
-            self._reply(session, APPLIED_REJECTED, MALFORMED)
-            return
-        if self.version >= 2 and op.get("op") == DELETE_CHECK:
-            self._check_delete(session, op)
-            return
-        if self.version >= RENEW_SINCE and op.get("op") == RENEW:
-            self._renew(session)
-            return
-        if self.version >= 2 and op.get("op") == CANCEL_SCHEDULED:
-            cancelled = self.delayed.cancel(op)
-            status = APPLIED_OK if cancelled is not None else APPLIED_REJECTED
-            self._reply(session, status, BAD_CANCEL if cancelled is None else cancelled)
-            return
-        if self.version >= 2 and op.get("op") in OPS:
-            refusal, summary = self.operations.apply(op)
-            status = APPLIED_OK if refusal is None else APPLIED_REJECTED
-            self._reply(session, status, summary if refusal is None else refusal)
-            return
-        reason, answer = self.reservations.apply(op, self.index, self.time_ms)
-        if reason is not None:
-            self._reply(session, APPLIED_REJECTED, reason)
-            return
-        self._reply(session, APPLIED_OK, answer)
-        if op["op"] in ("open", "lease") and op["reservation"] in self.reservations.by_name:
-            due = self.reservations.by_name[op["reservation"]].due_ms
-            self.effects.append((EFFECT_TIMER, due))
-
-    def _check_delete(self, session: QueueSession, op: Packed) -> None:
-        """Answers whether the queue may be deleted on a condition, by what is in it at this
-        entry."""
-        ready = self.backlog.stored()
-        if op.get("if_unused") is True and self.consumers.count:
-            self._reply(session, APPLIED_REJECTED, IN_USE)
-        elif op.get("if_empty") is True and (ready or self.waiting.messages):
-            self._reply(session, APPLIED_REJECTED, NOT_EMPTY)
-        else:
-            self._reply(session, APPLIED_OK, {"messages": ready})
-
-    def _renew(self, session: QueueSession) -> None:
-        """RENEW: somebody declares the queue again. One whose time is over is as good as gone: the
-        leader has asked for its end, or is about to."""
-        due = self._unused_due_ms()
-        if due is not None and due <= self.time_ms:
-            self._reply(session, APPLIED_REJECTED, EXPIRED_UNUSED)
-            return
-        self.consumers.last_active_ms = self.time_ms
-        self._reply(session, APPLIED_OK, {})
-
     # ---------------------------------------------------------------- settings
 
     def _leader_command(
@@ -569,7 +521,7 @@ class QuorumMachine(GroupMachine):
     def _configure(self, settings: Mapping[str, int]) -> None:
         """CONFIG: these settings are other ones from now on. Raises ValueError."""
         check_changes(settings)
-        self.settings.update(settings)
+        self.settings.update(self.transactions.allowed(settings))
         self._follow_settings()
         self.dead_letters.on_configured()
         if "expires_ms" in settings:
@@ -608,6 +560,7 @@ class QuorumMachine(GroupMachine):
         else may become active: a consumer of the last one must not, for the moment."""
         for session in sessions:
             self._remove_session(session)
+            self.transactions.session_ended(session.id)
             for consumer in list(session.consumers.values()):
                 ended = self.consumers.end(consumer)
                 self.deliveries.give_back_all(consumer, 1 if failed else 0)
@@ -695,7 +648,9 @@ class QuorumMachine(GroupMachine):
     def _unused_due_ms(self) -> int | None:
         """Returns when the queue will have been unused for too long; None = it is in use, or may
         wait."""
-        if self._expires_ms < 0 or self.consumers.count or self.operations.by_id:
+        if self._expires_ms < 0 or self.consumers.count:
+            return None
+        if self.operations.by_id or self.transactions.is_open:
             return None
         return self.consumers.last_active_ms + self._expires_ms
 
@@ -724,12 +679,12 @@ class QuorumMachine(GroupMachine):
 
     def _held_by_others(self) -> list[runs.CheckedOut]:
         held = [each.held for each in self.reservations.by_name.values()]
-        held += self.operations.held()
+        held += self.operations.held() + self.transactions.held()
         held.append(self.dead_letters.held)
         return held
 
     def _elsewhere(self) -> list[runs.CheckedOut | Waiting]:
-        return [*self._held(), self.waiting]
+        return [*self._held(), *self.transactions.incoming(), self.waiting]
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
         """Entries whose bodies are still needed (Machine.live_ranges)."""
@@ -737,7 +692,8 @@ class QuorumMachine(GroupMachine):
 
     def oldest_live(self) -> int:
         """Nearly the first of `live_ranges`: messages that came back may lie before it."""
-        oldest = self.backlog.oldest_live([*self._held_by_others(), self.waiting])
+        beside = [*self._held_by_others(), *self.transactions.incoming()]
+        oldest = self.backlog.oldest_live([*beside, self.waiting])
         return int(min(oldest, self.consumers.oldest_live()))
 
     def resend(self, session_node: int) -> None:

@@ -57,21 +57,22 @@ from convoymq.queues.interface import (
     ScheduledPlace,
     StoredRun,
 )
+from convoymq.queues.quorum import views
 from convoymq.queues.quorum.browsing import Page, Question, page, record_at
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.consumers import OUTCOMES_SINCE
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover
 from convoymq.queues.quorum.delayed import CANCEL_SCHEDULED
-from convoymq.queues.quorum.machine import (
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.operation_mover import OperationMover
+from convoymq.queues.quorum.peeking import peek
+from convoymq.queues.quorum.questions import (
     DELETE_CHECK,
     EXPIRED_UNUSED,
     IN_USE,
     NOT_EMPTY,
     RENEW,
-    QuorumMachine,
 )
-from convoymq.queues.quorum.operation_mover import OperationMover
-from convoymq.queues.quorum.peeking import peek
 from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.scheduled import scheduled
 from convoymq.queues.quorum.settings import (
@@ -81,7 +82,7 @@ from convoymq.queues.quorum.settings import (
     SINCE_VERSION_2,
     machine_settings,
 )
-from convoymq.queues.quorum.views import messages_by_priority
+from convoymq.queues.quorum.transaction_resolver import TransactionResolver
 from convoymq.queues.reservation_reads import (
     Ask,
     Fields,
@@ -155,6 +156,7 @@ class QuorumQueue(GroupQueue):
         self.mover = DeadLetterMover(self, dead_letters)
         routes = dead_letters.routes if dead_letters is not None else None
         self.operation_mover = OperationMover(self, routes)
+        self.resolver = TransactionResolver(self, routes)
         self._reservation_client = ReservationClient(self, ask_node)
         #: The entry by which `refuses_publishes` is what it is.
         self._refusing_at = 0
@@ -221,6 +223,8 @@ class QuorumQueue(GroupQueue):
             self._reservation_client.on_applied()
         if replica.is_leader and replica.machine.operations.by_id:
             self.operation_mover.wake()
+        if replica.is_leader and replica.machine.transactions.is_open:
+            self.resolver.wake()
 
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
         """See `EffectSink`; who leads publishes dead letters."""
@@ -232,6 +236,7 @@ class QuorumQueue(GroupQueue):
             leads = leader == self.node and replica is not None and replica.is_leader
             self.mover.on_leader(replica if leads else None)
             self.operation_mover.on_leader(replica if leads else None)
+            self.resolver.on_leader(replica if leads else None)
 
     def configure(self, settings: Mapping[str, object]) -> None:
         self.mover.configure(settings)
@@ -284,6 +289,11 @@ class QuorumQueue(GroupQueue):
         if replica is None or replica.is_behind:
             return self._host.floor_of(QuorumMachine.KIND) >= OUTCOMES_SINCE
         return bool(replica.machine.version >= OUTCOMES_SINCE)
+
+    @property
+    def serves_transactions(self) -> bool:
+        """See `Queue`: as far as outcomes."""
+        return self.serves_outcomes
 
     def _on_own_effect(self, effect: Effect, replica: Replica) -> None:
         machine: QuorumMachine = replica.machine
@@ -599,6 +609,8 @@ class QuorumQueue(GroupQueue):
             return "operations on chosen messages are under way"
         if machine.waiting.messages:
             return "messages wait for a time"
+        if machine.transactions.is_open:
+            return "transactions are under way"
         leave = machine.dead_letters.held.messages or self.mover.waits
         return LETTERS_LEAVE if leave else ""
 
@@ -709,6 +721,7 @@ class QuorumQueue(GroupQueue):
         self._reservation_client.on_deleted()
         self.mover.on_deleted()
         self.operation_mover.stop()
+        self.resolver.stop()
 
     def replica(self) -> Replica | None:
         """Returns the local replica, if any."""
@@ -767,30 +780,8 @@ class QuorumQueue(GroupQueue):
         made = super().info()
         replica = self._host.replica(self.group)
         if replica is not None:
-            machine: QuorumMachine = replica.machine
-            made["messages_ready"] = machine.backlog.stored()
-            made["messages_unacknowledged"] = machine.backlog.unacked
-            made["messages"] = machine.backlog.stored() + machine.backlog.unacked
-            made["message_bytes_ready"] = machine.backlog.stored_bytes()
-            made["message_bytes_unacknowledged"] = machine.backlog.unacked_bytes
-            made["message_bytes"] = machine.backlog.stored_bytes() + machine.backlog.unacked_bytes
-            made["consumers"] = machine.consumers.count
-            made["consumer_details"] = machine.consumers.infos() + machine.reservations.infos()
-            made["memory"] = made["index_bytes"] = machine.memory_bytes()
-            made["messages_by_priority"] = messages_by_priority(machine)
-            made["delivery_limit"] = machine.backlog.delivery_limit
-            made["single_active"] = machine.consumers.single_active
-            made["messages_dlx"] = machine.dead_letters.held.messages
-            made["message_bytes_dlx"] = machine.dead_letters.held.size
-            made["messages_deduplicated"] = machine.deduplication.repeats
-            made["deduplication_ids"] = machine.deduplication.count()
-            made["deduplication_bytes"] = machine.deduplication.memory_bytes()
-            made["messages_delayed"] = machine.waiting.messages
-            made["message_bytes_delayed"] = machine.waiting.size
-            made["messages_blocked"] = machine.backlog.groups.messages
-            made["message_bytes_blocked"] = machine.backlog.groups.size
-            made["dead_letter_strategy"] = NAMES[machine.dead_letters.strategy]
-            made["totals"] = machine.totals()
+            made |= views.info(replica.machine)
+            made["dead_letter_strategy"] = NAMES[replica.machine.dead_letters.strategy]
             if self.mover.warning:
                 made["dead_letter_warning"] = self.mover.warning
         return made

@@ -78,6 +78,8 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         packed["operations"] = machine.operations.pack()
     if machine.version >= OUTCOMES_SINCE:
         packed["notes"] = backlog.notes.pack()
+        if machine.transactions.is_open:
+            packed["transactions"] = machine.transactions.pack()
     return packed
 
 
@@ -143,6 +145,10 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
         machine.operations.unpack(known["operations"])
     if "notes" in known:
         backlog.notes.unpack(known["notes"])
+    if "transactions" in known:
+        machine.transactions.unpack(known["transactions"])
+        for held in machine.transactions.held():
+            backlog.hold(held.messages, held.size)
 
 
 def _take_in(consumers: Consumers, consumer: Consumer) -> None:

@@ -50,6 +50,39 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
     return made
 
 
+def info(machine: QuorumMachine) -> dict[str, object]:
+    """Returns the fields of the management API that a replica knows."""
+    backlog, ids = machine.backlog, machine.deduplication
+    ready, unacked = backlog.stored(), backlog.unacked
+    ready_bytes, unacked_bytes = backlog.stored_bytes(), backlog.unacked_bytes
+    memory = machine.memory_bytes()
+    return {
+        "messages_ready": ready,
+        "messages_unacknowledged": unacked,
+        "messages": ready + unacked,
+        "message_bytes_ready": ready_bytes,
+        "message_bytes_unacknowledged": unacked_bytes,
+        "message_bytes": ready_bytes + unacked_bytes,
+        "consumers": machine.consumers.count,
+        "consumer_details": machine.consumers.infos() + machine.reservations.infos(),
+        "memory": memory,
+        "index_bytes": memory,
+        "messages_by_priority": messages_by_priority(machine),
+        "delivery_limit": backlog.delivery_limit,
+        "single_active": machine.consumers.single_active,
+        "messages_dlx": machine.dead_letters.held.messages,
+        "message_bytes_dlx": machine.dead_letters.held.size,
+        "messages_deduplicated": ids.repeats,
+        "deduplication_ids": ids.count(),
+        "deduplication_bytes": ids.memory_bytes(),
+        "messages_delayed": machine.waiting.messages,
+        "message_bytes_delayed": machine.waiting.size,
+        "messages_blocked": backlog.groups.messages,
+        "message_bytes_blocked": backlog.groups.size,
+        "totals": totals(machine),
+    }
+
+
 def messages_by_priority(machine: QuorumMachine) -> dict[str, int]:
     """Returns the ready messages by priority level, without those that came back to the head."""
     backlog = machine.backlog
@@ -76,4 +109,10 @@ def state_snapshot(machine: QuorumMachine) -> list[Place]:
     for operation in machine.operations.by_id.values():
         owner = reservation_session(operation.name)
         made += [(owner, 0, offset, run) for offset, run in operation.held.held()]
+    for transaction in machine.transactions.prepared.values():
+        for number, holder in transaction.holders.items():
+            made += [
+                (transaction.session, number, message_id, run)
+                for message_id, run in holder.checked_out.held()
+            ]
     return made

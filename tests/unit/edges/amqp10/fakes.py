@@ -135,6 +135,9 @@ class FakeBroker(BaseBroker):
     def check_exchange(self, vhost: str, exchange: str) -> None:
         self.passive_declare_exchange(vhost, exchange)
 
+    def now_ms(self) -> int:
+        return 1_000_000
+
     def count(self, *counted: Any) -> None:
         self.counted.append(counted)
 

@@ -74,7 +74,13 @@ def test_what_is_written_is_read_again(made: Composite) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.NAME)
 def test_a_descriptor_may_be_a_symbol(row: type[Composite]) -> None:
     fields = {
-        each.name: 1 if each.kind.name.startswith("u") else "x" for each in row.FIELDS if each.must
+        each.name: 1
+        if each.kind.name.startswith("u")
+        else b"x"
+        if each.kind.name == "bytes"
+        else "x"
+        for each in row.FIELDS
+        if each.must
     }
     if "role" in fields:
         fields["role"] = True
@@ -141,7 +147,8 @@ def test_the_table_is_that_of_the_standard() -> None:
     assert [(row.CODE, len(dataclasses.fields(row))) for row in ROWS] == [
         *((0x10, 10), (0x11, 8), (0x12, 14), (0x13, 11), (0x14, 11), (0x15, 6), (0x16, 3)),
         *((0x17, 1), (0x18, 1), (0x1D, 3), (0x24, 0), (0x25, 1), (0x26, 0), (0x27, 3)),
-        *((0x28, 11), (0x29, 7), (0x30, 1), (0x40, 1), (0x41, 3), (0x44, 2)),
+        *((0x28, 11), (0x29, 7), (0x30, 1), (0x31, 1), (0x32, 2), (0x33, 1), (0x34, 2)),
+        *((0x40, 1), (0x41, 3), (0x44, 2)),
     ]
     assert Attach(name="", handle=0, role=True).snd_settle_mode == 2
     assert Open(container_id="").channel_max == 65535

@@ -14,7 +14,6 @@ from convoymq.edges.amqp10.frames import FrameReader, frame
 from convoymq.edges.amqp10.performatives import (
     Accepted,
     Attach,
-    Coordinator,
     Detach,
     Disposition,
     End,
@@ -286,7 +285,6 @@ async def test_a_closed_window_is_not_to_be_written_into(client: Client) -> None
         (Target(address="/exchanges/none/k"), "amqp:not-found", "no exchange 'none' in vhost '/'"),
         (Target(address="/queue/q"), "amqp:invalid-field", "'/queues/QUEUE'"),
         (None, "amqp:invalid-field", "Attach refused"),
-        (Coordinator(), "amqp:not-implemented", "Transactions not supported"),
         (Target(address="/management"), "amqp:invalid-field", "needs the property paired=true"),
         (Target(dynamic=True, capabilities=("x",)), "amqp:not-implemented", "not supported: x"),
         (Target(address="/exchanges/secret/k"), "amqp:unauthorized-access",

@@ -10,7 +10,8 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.model.errors import NotServed, PreconditionFailed
-from convoymq.queues.quorum.machine import DELETE_CHECK, IN_USE, NOT_EMPTY, QuorumMachine
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.questions import DELETE_CHECK, IN_USE, NOT_EMPTY
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.replication.machine import EFFECT_APPLIED
 from tests.unit.queues.quorum.cluster import Cluster, publish, spec
