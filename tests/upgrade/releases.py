@@ -1,7 +1,7 @@
 """Earlier releases of this project, built from their commits beside the code under test.
 
-Only the compiled kernels are built, the rest runs from source: that takes half a minute once, and
-the result stays in `build/releases/COMMIT`.
+Only the compiled kernels are built, and not for speed; the rest runs from source. The result stays
+in `build/releases/COMMIT`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "releases"
 KERNELS = Path("src/convoymq/kernels")
+BUILD = """
+import sys
+sys.path.insert(0, "tools")
+import build
+build.KERNEL_LEVEL = "-O0"
+sys.exit(build.main(["convoymq.kernels"]))
+"""
+"""Builds kernels in a quarter of the time that their release takes for `-O2`."""
 
 PREVIOUS = "90f418b18f263110771ba457e08ca03832224b2d"
 """The commit of 0.2.0, which rolling upgrades start from."""
@@ -61,7 +69,7 @@ def _build(tree: Path) -> None:
         for built in (ROOT / KERNELS).glob("*.so"):
             shutil.copy(built, tree / KERNELS)
         return
-    command = [sys.executable, "tools/build.py", "convoymq.kernels"]
+    command = [sys.executable, "-c", BUILD]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
