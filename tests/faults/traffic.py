@@ -19,9 +19,8 @@ import pika.exceptions  # type: ignore[import-untyped]
 
 from convoymq.cli.cluster import LocalCluster, LocalNode
 from convoymq.model.errors import Unavailable
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, pause_s
 
-POLL_S = 0.02
 PUMP_S = 0.01
 PER_PUMP = 15
 ACK_EVERY = 20
@@ -38,13 +37,13 @@ def until(
     deadline_s: float = PATIENCE_S,
 ) -> None:
     """Waits for a condition; an answer that is not there yet counts as no."""
-    deadline = time.monotonic() + deadline_s
+    began = time.monotonic()
     while True:
         with contextlib.suppress(Unavailable, LookupError, OSError, pika.exceptions.AMQPError):
             if condition():
                 return
-        assert time.monotonic() < deadline, what
-        time.sleep(POLL_S)
+        assert time.monotonic() < began + deadline_s, what
+        time.sleep(pause_s(began))
 
 
 def parameters(port: int, **more: Any) -> pika.ConnectionParameters:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.clusters import Cluster, answered
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, pause_s
 
 
 def eventually(
@@ -20,11 +20,11 @@ def eventually(
 
     Raises: AssertionError when the time is over.
     """
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, "the awaited condition did not come true"
+        assert time.monotonic() < began + timeout_s, "the awaited condition did not come true"
         if connection is None:
-            time.sleep(0.02)
+            time.sleep(pause_s(began))
         else:
             connection.process_data_events(time_limit=0.05)
 

@@ -18,7 +18,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, pause_s
 from tests.ports import single_port
 from tests.spark.cluster import Broker
 from tests.spark.quick_start import SCRUBBED, spark_environment
@@ -74,11 +74,11 @@ class Programs:
         return (self.path / "log").read_text(errors="replace")[-4000:]
 
     def until(self, condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + self._wait_s
+        began = time.monotonic()
         while not condition():
             assert process.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.01)
+            assert time.monotonic() < began + self._wait_s, self.log
+            time.sleep(pause_s(began))
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

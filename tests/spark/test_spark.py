@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 from convoymq.spark import LagListener
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, pause_s
 from tests.spark.cluster import Broker
 from tests.spark.support import SCALE, numbered
 
@@ -96,10 +96,10 @@ def streaming(spark: SparkSession, nodes: Broker) -> Callable[..., DataFrame]:
 
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
+    began = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
+        assert time.monotonic() < began + PATIENCE_S, f"waited in vain for {what}"
+        time.sleep(pause_s(began))
     return found
 
 
