@@ -43,14 +43,13 @@ BEHAVIOURS = {
     ],
     "Qpid JMS": [
         *(each for each in COMMON if each not in ("reject", "modify", "credit", "stream")),
-        *("recover", "individual", "listener"),
+        *("recover", "individual", "listener", "transacted"),
     ],
 }
 """Behaviours that a client's program tries; APIs differ."""
 OR_REFUSED = {
     "selector": "Filters not supported",
     "durable": "Attach refused: bad address",
-    "transacted": "Transactions not supported",
 }
 """Behaviours of Qpid JMS that work, or are refused by this text."""
 ROWS = {
@@ -78,6 +77,7 @@ ROWS = {
     "recover": "`Session.recover`",
     "individual": "individual acknowledgements",
     "listener": "message listeners",
+    "transacted": "transacted sessions",
 }
 """Behaviours in the table of docs/amqp10.md."""
 QUORUM = {"x-queue-type": "quorum"}
