@@ -156,10 +156,9 @@ RANGES = ("lengths", "msg_rates", "data_rates", "node_stats")
 
 
 @pytest.mark.parametrize("path", RANGED)
-def test_samples_are_taken_from_the_first_request_on(
+def test_objects_have_samples_over_time(
     cluster: Cluster, connection: Any, names: Names, path: str
 ) -> None:
-    """Without another request: the node looks by itself, while samples are asked for."""
     if cluster.system == "rabbitmq":
         pytest.skip("the helper asks ConvoyMQ's HTTP API")
     channel = connection.channel()
@@ -173,10 +172,6 @@ def test_samples_are_taken_from_the_first_request_on(
         rows = api(cluster, "GET", whole)
         (row, *_) = rows if isinstance(rows, list) else [rows]
         return [(row[place] if place else row)[f"{name}_details"] for place, name in RANGED[path]]
-
-    for each in details():
-        assert len(each["samples"]) <= 1
-        assert "avg" not in each
 
     def risen() -> bool:
         return all(len(each["samples"]) > 1 for each in details())

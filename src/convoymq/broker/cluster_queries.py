@@ -1,21 +1,29 @@
-"""Lists across the cluster: nodes ask each other for connections, queues and resources."""
+"""Lists across the cluster: from the read model; and questions that nodes ask each other."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import msgspec
 
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.node_view import NodeView
+from convoymq.broker.read_model import PACKED, ReadModel, decoded, figures_in, lengths_in
 from convoymq.broker.registry import ConnectionHandle, ConnectionRegistry, Counters
 from convoymq.broker.route_counts import RouteCounts
+from convoymq.broker.sampler import Sampler, single_active
+from convoymq.broker.tracks import Series, Track
 from convoymq.metadata.cluster_nodes import ClusterNodes
+from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Unavailable
 from convoymq.model.slices import in_slices
-from convoymq.queues.interface import SINGLE_ACTIVE, Row
+from convoymq.model.tasks import Tasks
+from convoymq.queues.interface import SINGLE_ACTIVE, Queue, Row
 from convoymq.transport.control import ControlPlane, Reply
 from convoymq.transport.frame_kinds import KIND_CLOSE_CONNECTION, KIND_LIST, KIND_PREFETCH
 
@@ -23,11 +31,28 @@ LIST_TIMEOUT_S = 1.0
 LIST_QUEUES_TIMEOUT_S = 5.0
 
 
+LOAD = ("mem_used", "fd_used", "proc_used", "disk_free", "run_queue")
+"""Numbers of a node that change all the time."""
 OWNER_FIELDS = ("name", "peer_host", "peer_port")
 
 
+class Known(NamedTuple):
+    """A row of a list, and its numbers over time."""
+
+    row: Row
+    series: tuple[Series, ...]
+
+
+class KnownQueue(NamedTuple):
+    """Knowledge of a queue: its row, its figures over time and its row over time."""
+
+    row: Row
+    figures: Track | None
+    facts: Track | None
+
+
 class ClusterQueries:
-    """Asks all nodes that can be reached, and answers for this one."""
+    """Lists from this node's read model; questions to other nodes, and their answers."""
 
     def __init__(
         self,
@@ -41,8 +66,22 @@ class ClusterQueries:
         route_counts: RouteCounts,
         clock: Clock,
         node: NodeView,
+        tasks: Tasks,
     ) -> None:
         self.node = node
+        self.model = ReadModel()
+        self.sampler = Sampler(
+            model=self.model,
+            nodes=nodes,
+            control=control,
+            local=local,
+            connections=connections,
+            route_counts=route_counts,
+            clock=clock,
+            tasks=tasks,
+            queue_rows=self.local_rows,
+            node_rows=self.node_rows,
+        )
         self._nodes = nodes
         self._control = control
         self._local = local
@@ -61,27 +100,43 @@ class ClusterQueries:
         """Time since the broker was made."""
         return self._clock.now_ms() - self._started_ms
 
-    # --- questions -----------------------------------------------------------------------
+    def now_ms(self) -> int:
+        """Returns the time of the read model."""
+        return self._clock.monotonic_ms()
 
-    async def list_connections(self) -> list[Row]:
-        """Returns the rows of all nodes."""
-        return await self._gather("connections")
+    # --- lists, from the read model ---------------------------------------------------------
 
-    async def list_channels(self) -> list[Row]:
-        """Returns the rows of all nodes."""
-        return await self._gather("channels")
+    async def connections(self) -> list[Known]:
+        """Returns the connections of all nodes."""
+        await self.sampler.read_connections()
+        return await self._listed("connections")
+
+    async def channels(self) -> list[Known]:
+        """Returns the channels of all nodes."""
+        await self.sampler.read_connections()
+        return await self._listed("channels")
 
     async def list_consumers(self) -> list[Row]:
-        """Returns the rows of all nodes. Which consumer of a queue is active is known where the
-        queue is decided about."""
-        rows: list[Row] = []
+        """Returns the consumers and reservations of all nodes. Which consumer of a queue is active
+        is known where the queue is decided about."""
+        await self.sampler.read_connections()
+        await self.sampler.read_due_rows()
         told: dict[tuple[int, int], str] = {}
-        for row in await self._gather("consumers"):
-            if "activity_of" in row:
-                session, number = row["activity_of"]
-                told[session, number] = row["activity_status"]
+        rows: list[Row] = []
+        for known in await self._listed("consumers"):
+            if "activity_of" in known.row:
+                session, number = known.row["activity_of"]
+                told[session, number] = known.row["activity_status"]
             else:
-                rows.append(row)
+                rows.append(known.row)
+        for _, _, track in self.model.all("activity"):
+            for session, number, status in msgspec.msgpack.decode(track.data):
+                told[session, number] = status
+        for node, group, track in self.model.all("reservations"):
+            queue = self._local.get(int(group))
+            if queue is not None:
+                found = msgspec.msgpack.decode(track.data)
+                rows += [self._reservation_row(queue, each, node) for each in found]
         for row in rows:
             status = told.get((row.pop("session", 0), row.pop("number", 0)))
             if status is not None:
@@ -89,29 +144,123 @@ class ClusterQueries:
                 row["active"] = status == SINGLE_ACTIVE
         return rows
 
-    async def list_nodes(self) -> dict[str, Row]:
-        """Resources of the nodes that answer, by name."""
-        rows = await self._gather("node")
-        return {str(row["name"]): row for row in rows}
-
-    async def queue_infos(self, groups: Sequence[int] | None = None) -> dict[int, Row]:
-        """Returns the row that the leading, or only, node of each queue gives, by group id.
-        `groups`: of these queues alone."""
-        rows = await self._gather("queues" if groups is None else ["queues", *groups])
-        found: dict[int, Row] = {}
-        notes = []
-        async for row in in_slices(rows):
-            if "readers" in row or "stopped" in row:
-                notes.append(row)
-            else:
-                found[row["group"]] = row
-        for row in notes:
-            if "stopped" in row and row["group"] in found:
-                found[row["group"]].setdefault("stopped_members", {})[row["node"]] = row["stopped"]
-            # Streams are read on every node; their leader knows of its own readers only.
-            if "readers" in row and row["group"] in found:
-                found[row["group"]]["consumers"] += row["readers"]
+    async def nodes(self) -> dict[str, Known]:
+        """Returns the nodes that can be reached, by name."""
+        self.sampler.read_node()
+        found: dict[str, Known] = {}
+        for node, _, track in self.model.all("load"):
+            facts = self.model.find(node, "node")
+            if facts is not None and self._nodes.is_up(node) and self.model.part(node).complete:
+                row = decoded(facts.data) | decoded(track.data)
+                found[str(row["name"])] = Known(row, (Series(track, decoded),))
+        for row in await self._of_others("node"):
+            found[str(row["name"])] = Known(row, ())
         return found
+
+    async def routes(self) -> dict[tuple[str, str], list[Known]]:
+        """Returns by (virtual host, exchange) what clients of each node have published."""
+        await self.sampler.read_routes()
+        found: dict[tuple[str, str], list[Known]] = {}
+        for known in await self._listed("routes"):
+            row = known.row
+            if isinstance(row["out"], dict):
+                # Of a node that answered itself.
+                row["out"] = sum(row["out"].values())
+            found.setdefault((row["vhost"], row["exchange"]), []).append(known)
+        return found
+
+    def totals(self, vhosts: Collection[str]) -> list[Series]:
+        """Returns the sums of the queues of virtual hosts, as the nodes that can be reached told
+        them."""
+        return [
+            Series(track, figures_in)
+            for node, vhost, track in self.model.all("totals")
+            if vhost in vhosts and self._nodes.is_up(node)
+        ]
+
+    def figures_of(self, record: QueueRecord) -> tuple[int, ...] | None:
+        """Returns the figures of a queue (`FIGURES`), as far as this node knows them."""
+        found = self.model.newest("figures", record.group, self._local.leader_of(record))
+        return PACKED.unpack(found[1].data) if found is not None else None
+
+    def queue(self, record: QueueRecord, told: Row | None = None) -> KnownQueue | None:
+        """Returns what the leading, or only, node of a queue says of it: `told`, or what is known
+        here. None: nothing is known."""
+        group, leader = record.group, self._local.leader_of(record)
+        row = told or next(self.local_rows([group]), None)
+        if row is not None and told is None:
+            leader = self._nodes.node_id
+            row["single_active_consumer_tag"] = row.get("single_active_consumer_tag") or (
+                single_active(row)
+            )
+        facts = self.model.newest("facts", group, leader)
+        figures = self.model.newest("figures", group, leader)
+        if row is None:
+            if facts is None:
+                return None
+            row = decoded(facts[1].data)
+            if figures is not None:
+                row |= lengths_in(figures[1].data)
+            self._mark(row, facts[0])
+        for node, reason in self._told_of(group, "stopped").items():
+            row.setdefault("stopped_members", {})[node] = reason
+        # Streams are read on every node; their leader knows of its own readers only.
+        for node, readers in self._told_of(group, "readers").items():
+            if node != leader and "consumers" in row:
+                row["consumers"] += readers
+        return KnownQueue(row, figures and figures[1], facts and facts[1])
+
+    def _told_of(self, group: int, section: str) -> dict[int, int | str]:
+        """Returns what each node says of a queue that another one decides about."""
+        own = self._local.readers_of(group) if section == "readers" else self._local.why(group)
+        found: dict[int, int | str] = {
+            node: msgspec.msgpack.decode(track.data)
+            for node, track in self.model.said(section, group).items()
+            if node != self._nodes.node_id
+        }
+        return found | {self._nodes.node_id: own} if own else found
+
+    async def ask_queue(self, record: QueueRecord) -> KnownQueue | None:
+        """As `queue`, but with the present word of the leader, if it answers."""
+        leader = self._local.leader_of(record)
+        told = None
+        if leader is not None and leader != self._nodes.node_id and self._nodes.is_up(leader):
+            rows = await self._gather(["queues", record.group], (leader,))
+            told = next(
+                (row for row in rows if "readers" not in row and "stopped" not in row), None
+            )
+        return self.queue(record, told)
+
+    async def _listed(self, section: str) -> list[Known]:
+        made = [Known(row, ()) for row in await self._of_others(section)]
+        async for node, _, track in in_slices(self.model.all(section)):
+            if node == self._nodes.node_id or self.model.part(node).complete:
+                row = decoded(track.data)
+                self._mark(row, node)
+                made.append(Known(row, (Series(track, decoded),)))
+        return made
+
+    def _mark(self, row: Row, node: int) -> None:
+        """Marks a row of a node that cannot be reached with its age."""
+        if not self._nodes.is_up(node):
+            row["stale_ms"] = self._clock.monotonic_ms() - self.model.part(node).heard_ms
+
+    async def _of_others(self, what: str) -> list[Row]:
+        """Asks the nodes that have not told their part of the model: those of earlier releases,
+        and for a second those that were linked just now."""
+        own = self._nodes.node_id
+        others = [
+            node
+            for node in self._nodes.running()
+            if node != own and not self.model.part(node).complete
+        ]
+        return await self._gather(what, others) if others else []
+
+    # --- questions -----------------------------------------------------------------------
+
+    async def list_connections(self) -> list[Row]:
+        """Asks all nodes for their connections, as they are now."""
+        return await self._gather("connections")
 
     async def published(self) -> dict[tuple[str, str], Row]:
         """Returns by (virtual host, exchange) what clients of all nodes have published: messages
@@ -179,7 +328,9 @@ class ClusterQueries:
             names = (("memory", row["mem_alarm"]), ("disk", row["disk_free_alarm"]))
             self._alarms.learn(row["id"], (name for name, on in names if on))
 
-    async def _gather(self, what: str | list[object]) -> list[Row]:
+    async def _gather(
+        self, what: str | list[object], nodes: Collection[int] | None = None
+    ) -> list[Row]:
         timeout_s = _list_timeout_s(what)
 
         async def ask(node: int) -> list[Row]:
@@ -191,7 +342,8 @@ class ClusterQueries:
                 # A node that does not answer in time has no rows; the list still comes.
                 return []
 
-        found = await asyncio.gather(*(ask(node) for node in self._nodes.running()))
+        asked = self._nodes.running() if nodes is None else nodes
+        found = await asyncio.gather(*(ask(node) for node in asked))
         return [row for rows in found for row in rows]
 
     async def _gather_older(self, node: int, what: list[object]) -> list[Row]:
@@ -241,23 +393,32 @@ class ClusterQueries:
             case "leaders":
                 return [row async for row in in_slices(self._local.leader_rows())]
             case "node":
-                return [self._node_row()]
+                facts, load = self.node_rows()
+                return [facts | load]
             case _:
                 return []
 
-    def _node_row(self) -> Row:
+    def node_rows(self) -> tuple[Row, Row]:
+        """Returns what this node is, and its numbers."""
         alarms = self._alarms.of(self._nodes.node_id)
-        return {
-            **self.node.info(),
+        info = self.node.info()
+        load = {name: info.pop(name) for name in LOAD if name in info}
+        facts = {
+            **info,
             "name": self._nodes.own_name,
             "id": self._nodes.node_id,
             "partitions": self._nodes.partitions(),
             "mem_alarm": "memory" in alarms,
             "disk_free_alarm": "disk" in alarms,
-            "connections": len(self._connections),
-            "uptime": self.uptime_ms,
-            "counters": self._counters.as_dict(),
         }
+        counters = self._counters.as_dict()
+        load |= {
+            "connections": len(self._connections),
+            "channels": counters["channels_opened"] - counters["channels_closed"],
+            "uptime": self.uptime_ms,
+            "counters": counters,
+        }
+        return facts, load
 
     def local_rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
         """Queues that this node leads or is the home of, one by one; exclusive ones with their
@@ -273,24 +434,28 @@ class ClusterQueries:
             yield row
 
     def _reservation_rows(self) -> list[Row]:
-        """Reservations and leases as rows of /api/consumers, of queues that this node decides
-        about."""
+        """Returns reservations and leases of queues that this node decides about, as rows of
+        /api/consumers."""
+        own = self._nodes.node_id
         return [
-            {
-                "consumer_tag": reservation["reservation"],
-                "queue": {"name": queue.name, "vhost": queue.vhost},
-                "channel_details": {"node": self._nodes.own_name},
-                "ack_required": True,
-                "prefetch_count": 0,
-                "exclusive": False,
-                "active": True,
-                "activity_status": "up",
-                "arguments": {},
-                **reservation,
-            }
+            self._reservation_row(queue, each, own)
             for queue in self._local.handles()
-            for reservation in queue.reservations()
+            for each in queue.reservations()
         ]
+
+    def _reservation_row(self, queue: Queue, reservation: Row, node: int) -> Row:
+        return {
+            "consumer_tag": reservation["reservation"],
+            "queue": {"name": queue.name, "vhost": queue.vhost},
+            "channel_details": {"node": self._nodes.name_of(node)},
+            "ack_required": True,
+            "prefetch_count": 0,
+            "exclusive": False,
+            "active": True,
+            "activity_status": "up",
+            "arguments": {},
+            **reservation,
+        }
 
     def _activity_rows(self) -> list[Row]:
         """Returns the activity of consumers, on any node, of queues that this node decides about;

@@ -209,8 +209,8 @@ class Broker:
             route_counts=self.route_counts,
             clock=clock,
             node=node,
+            tasks=self._tasks,
         )
-        self.limits = ClientLimits(tree, self.cluster)
         self._make_admin()
         for kind in (KIND_TOPIC_GROUP, KIND_TOPIC_SCALING):
             control.handle_late(kind, lambda: self.topic_parts)
@@ -223,6 +223,7 @@ class Broker:
         """Creates the parts by which operators manage groups and nodes."""
         tree, host = self.metadata.tree, self.host
         QueueAnswers(self.control, self.local, self._clock)
+        self.limits = ClientLimits(tree, self.cluster)
         requests = GroupRequests(self.nodes, tree, self.control, host, self._clock)
         self.leadership = Leadership(requests, self.local)
         self.rings = RingRecovery(requests, self.local, self.metadata)
@@ -298,6 +299,7 @@ class Broker:
             load=lambda: self.metadata.tree.queue_index.replicas,
             note=self.host.note,
             read_tree=self.metadata.read,
+            changed=self.local.changed,
             lost_groups=lambda: self.local.lost_groups,
             settings=self.settings,
             dead_letters=self.local.ask.dead_letters,
@@ -432,6 +434,7 @@ class Broker:
     def _tick(self) -> None:
         self._timer = self._clock.call_later(TICK_MS, self._tick)
         self.local.tick()
+        self.cluster.sampler.tick()
         if self.traces is not None:
             self.traces.tick()
         self._absent_nodes.tick()
@@ -458,6 +461,7 @@ class Broker:
         self.local.on_node_up(node)
         self.route_versions.bump()
         self.alarms.on_node_up(node)
+        self.cluster.sampler.on_node_up(node)
         self.reconciliation.trigger()
 
     def on_node_down(self, node: int, *, definite: bool = False) -> None:
@@ -465,6 +469,7 @@ class Broker:
         self.local.on_node_down(node, definite=definite)
         self.route_versions.bump()
         self.alarms.on_node_down(node)
+        self.cluster.sampler.on_node_down(node, definite=definite)
         self.reconciliation.trigger()
         if definite:
             self._absent_nodes.on_node_gone(node)

@@ -106,6 +106,8 @@ class LocalQueues:
     queues: dict[int, GroupQueue] = field(default_factory=dict)
     """Local handles of queues that are groups, with and without a replica here."""
     member_of: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    """Groups whose rows in lists may have changed since somebody emptied this."""
     _served: dict[int, GroupQueue] = field(default_factory=dict)
     """The handles that have, or had until a moment ago, clients here."""
     _touched: set[int] | None = None
@@ -157,6 +159,7 @@ class LocalQueues:
         if change.kind is ChangeKind.QUEUE_DELETED and not self.is_behind:
             # At once: what clients publish from now on goes to the successor, behind that.
             self._hand_over(change.record.group)
+        self.changed.add(change.record.group)
         if self._touched is not None:
             self._touched.add(change.record.group)
         return True
@@ -392,6 +395,7 @@ class LocalQueues:
             "limits": self.limits,
             "budget": self.budget,
             "served": self._served,
+            "changed": self.changed,
         }
         driver = group_driver_of(record.type.value)
         queue = driver.make_handle(options, self.ask, self.answers)
@@ -554,6 +558,16 @@ class LocalQueues:
         rows = self.reader_rows() + self.stopped_rows()
         return rows if groups is None else [row for row in rows if row["group"] in groups]
 
+    def readers_of(self, group: int) -> int:
+        """Returns the number of consumers here of a queue whose leader does not know them."""
+        queue = self.queues.get(group)
+        return queue.reader_count if queue is not None and queue.leader != self.node else 0
+
+    def why(self, group: int) -> str:
+        """Returns why this node's replica of a group stopped; "" = it has none that did."""
+        replica = self.host.stopped.get(group)
+        return replica.stopped if replica is not None else ""
+
     def stopped_rows(self) -> list[Row]:
         """Replicas of this node that stopped because of something in their log."""
         return [
@@ -594,7 +608,7 @@ class LocalQueues:
         know it."""
         return [
             {"group": group, "readers": queue.reader_count}
-            for group, queue in self.queues.items()
+            for group, queue in self._served.items()
             if queue.leader != self.node and queue.reader_count
         ]
 

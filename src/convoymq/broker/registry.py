@@ -23,6 +23,9 @@ class ConnectionHandle(Protocol):
     def info(self) -> Row:
         """Returns one row of the list of connections."""
 
+    def traffic(self) -> int:
+        """Returns the bytes that came and went."""
+
     def channel_infos(self) -> list[Row]:
         """Returns the rows of the list of channels."""
 

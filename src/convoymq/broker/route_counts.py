@@ -34,6 +34,8 @@ class RouteCounts:
         """(virtual host, exchange) -> messages."""
         self._out: dict[tuple[str, str], Counter[str]] = {}
         """(virtual host, queue) -> exchange -> messages."""
+        self._routed: Counter[tuple[str, str]] = Counter()
+        """(virtual host, exchange) -> messages that went to queues, of deleted ones too."""
         self._pairs = 0
         self._channels: set[ChannelRoutes] = set()
 
@@ -55,6 +57,7 @@ class RouteCounts:
             if place is None or queue not in place.queues:
                 # A topic, or it was deleted meanwhile.
                 continue
+            self._routed[vhost, exchange] += messages
             counts = self._out.get((vhost, queue))
             if counts is None or exchange not in counts:
                 if self._pairs >= ROUTES_MAX:
@@ -69,6 +72,18 @@ class RouteCounts:
             assert change.record is not None
             gone = self._out.pop((change.record.vhost, change.record.name), None)
             self._pairs -= len(gone or ())
+
+    def totals(self) -> Iterator[Row]:
+        """Yields a row for each exchange that something was published to: messages into it, and out
+        of it to queues."""
+        for channel in list(self._channels):
+            channel.fold()
+        for vhost, exchange in [at for at in self._into if not self._exists(*at)]:
+            del self._into[vhost, exchange]
+            self._routed.pop((vhost, exchange), None)
+        for (vhost, exchange), messages in self._into.items():
+            out = self._routed[vhost, exchange]
+            yield {"vhost": vhost, "exchange": exchange, "in": messages, "out": out}
 
     def rows(self) -> Iterator[Row]:
         """Yields a row for each exchange that something was published to: messages into it, and out
@@ -89,6 +104,7 @@ class RouteCounts:
     def _forget_deleted(self) -> None:
         for at in [at for at in self._into if not self._exists(*at)]:
             del self._into[at]
+            self._routed.pop(at, None)
         for (vhost, queue), counts in list(self._out.items()):
             place = self._tree.vhosts.get(vhost)
             known = place is not None and queue in place.queues

@@ -28,6 +28,8 @@ class ClientConnection:
     `close`. Lists of a protocol without channels or consumers have none of it."""
 
     broker: Broker
+    received: int
+    sent: int
 
     def begin(self, id: int, peer: tuple[str, int], local: tuple[str, int], ssl: bool) -> None:
         """Takes the facts of the socket."""
@@ -60,6 +62,10 @@ class ClientConnection:
             "type": "network",
             **more,
         }
+
+    def traffic(self) -> int:
+        """See `ConnectionHandle`."""
+        return self.received + self.sent
 
     def channel_infos(self) -> list[Row]:
         """Returns the rows of the list of channels."""

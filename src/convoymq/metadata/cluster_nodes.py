@@ -65,6 +65,10 @@ class ClusterNodes:
         supported = None if record is None else record.supports.get(MetadataMachine.KIND)
         return supported is not None and supported[1] < ANSWERS_OPERATORS
 
+    def is_known(self, node: int) -> bool:
+        """Returns whether a node belongs to the cluster."""
+        return node == self.node_id or node in self._tree.nodes
+
     def is_up(self, node: int) -> bool:
         """Returns whether a node can be reached."""
         return node == self.node_id or self._transport.is_connected(node)

@@ -65,6 +65,7 @@ class GroupOptions(TypedDict):
     limits: DefaultsConfig | None
     budget: PendingBudget | None
     served: dict[int, GroupQueue] | None
+    changed: set[int] | None
 
 
 class Fence(Protocol):
@@ -160,6 +161,8 @@ class HostParts:
     """Returns the rate of a synchronisation at most, as it is now; 0 = it has no limit."""
     settings: DefaultsConfig = field(default_factory=DefaultsConfig)
     """The node's configuration of queues."""
+    changed: set[int] = field(default_factory=set)
+    """Groups whose rows in lists may have changed: the host puts them in."""
 
 
 class QueueHost(Protocol):

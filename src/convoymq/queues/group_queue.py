@@ -100,6 +100,7 @@ class GroupQueue(Queue):
         on_unused: the queue was not used for as long as it may be: it is to be deleted.
         served: the node's queues with clients, by group: the queue puts itself in, and who calls
             `tick` takes it out.
+        changed: groups whose rows in lists may have changed: the queue puts itself in.
     """
 
     unset: Mapping[str, int] = {}
@@ -125,6 +126,7 @@ class GroupQueue(Queue):
         limits: DefaultsConfig | None = None,
         budget: PendingBudget | None = None,
         served: dict[int, GroupQueue] | None = None,
+        changed: set[int] | None = None,
     ) -> None:
         self.vhost = vhost
         self.name = name
@@ -155,6 +157,7 @@ class GroupQueue(Queue):
         self._on_routes = on_routes
         self._on_unused = on_unused
         self._served = served
+        self._changed = changed if changed is not None else set()
         #: Session -> client, of the queue's own kind.
         self._clients: dict[int, Any] = {}
         self._openings = 0
@@ -169,8 +172,7 @@ class GroupQueue(Queue):
         self._wanted: dict[str, int] = {}
         self._proposed: tuple[int, dict[str, int]] = (0, {})
         self._notes = SummedNotes(clock, self._log)
-        self._block_index = -1
-        self._block = b""
+        self._block_index, self._block = -1, b""
         #: Since when nobody leads the queue; None: somebody does. Kept by `tick`.
         self._leaderless_since_ms: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -238,6 +240,8 @@ class GroupQueue(Queue):
         """Carries out effects for this node; as leader also for nodes that cannot themselves."""
         leads: bool = replica.is_leader
         live: dict[int, bool] = {}
+        if leads:
+            self._changed.add(self.group)
         run_each(
             effects,
             lambda effect: self._carry_out_one(effect, effects, replica, leads, live),
@@ -311,6 +315,7 @@ class GroupQueue(Queue):
         changed = (leader, term) != (self.leader, self.term)
         self.leader = leader
         self.term = term
+        self._changed.add(self.group)
         if leader is None:
             return
         for waiter in self._waiting:
@@ -675,6 +680,14 @@ class GroupQueue(Queue):
         replica = self._host.replica(self.group)
         totals = replica.machine.totals() if replica is not None else {}
         return int(totals.get("published", 0) + totals.get("delivered", 0))
+
+    def figures(self) -> tuple[int, ...] | None:
+        """See `Queue`."""
+        replica = self._host.replica(self.group)
+        if replica is None or not replica.is_leader:
+            return None
+        found: tuple[int, ...] = replica.machine.figures()
+        return found
 
     def info(self) -> Row:
         """Returns the fields that the management API shows, from local knowledge."""

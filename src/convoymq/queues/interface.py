@@ -29,6 +29,13 @@ SINGLE_ACTIVE = "single_active"
 WAITING = "waiting"
 """Activity status of one that is not."""
 
+FIGURES = (
+    "messages_ready", "messages_unacknowledged", "message_bytes_ready",
+    "message_bytes_unacknowledged", "consumers", "memory", "publish", "deliver_get", "ack",
+    "redeliver",
+)  # fmt: skip
+"""Numbers of `Queue.figures`, by their names in the HTTP API."""
+
 PRIORITY_ARGUMENT = "x-priority"
 """A consumer's argument: others are served only while those of a higher number cannot be."""
 TIMEOUT_ARGUMENT = "x-consumer-timeout"
@@ -690,6 +697,11 @@ class Queue(ABC):
 
     def _without_reservations(self) -> PreconditionFailed:
         return PreconditionFailed(f"a queue of type {self.type} has no reservations")
+
+    def figures(self) -> tuple[int, ...] | None:
+        """Returns the numbers `FIGURES`, which are cheap; None when this node does not decide about
+        the queue."""
+        return None
 
     @abstractmethod
     def info(self) -> Row:

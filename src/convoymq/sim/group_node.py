@@ -243,6 +243,7 @@ class GroupNode(SimNode):
             limits=None,
             budget=None,
             served=None,
+            changed=None,
         )
         return self.world.load.make_queue(self, parts)
 

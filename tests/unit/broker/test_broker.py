@@ -35,7 +35,14 @@ from convoymq.model.tables import Field, Table
 from convoymq.queues.stream.queue import StreamQueue
 from tests.provocation import Observed
 from tests.unit.queues.classic.support import Channel, message
-from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, exchange_end, queue_end, until
+from tests.unit.queues.fake_cluster import (
+    INCARNATION,
+    FakeCluster,
+    FakeConnection,
+    exchange_end,
+    queue_end,
+    until,
+)
 
 
 @pytest.fixture
@@ -551,10 +558,8 @@ async def test_alarms_count_for_the_whole_cluster(cluster: FakeCluster) -> None:
     await until(lambda: heard[-1] == {"disk"})
 
 
-class Listed:
+class Listed(FakeConnection):
     """A connection whose one channel has one consumer."""
-
-    vhost, user = "/", User(name="guest")
 
     def __init__(self, id: int, reader: Channel) -> None:
         self.id, self.name, self.reader = id, f"client {id}", reader
@@ -562,9 +567,6 @@ class Listed:
     def consumer_infos(self) -> list[dict[str, Any]]:
         key = {"session": self.reader.client.session, "number": 1}
         return [{"consumer_tag": self.name, "active": True, "activity_status": "up", **key}]
-
-    def sessions(self) -> list[int]:
-        return []
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
@@ -582,6 +584,7 @@ async def test_lists_say_which_consumer_is_the_active_one(
         cluster.nodes[node].broker.connections.add(Listed(node, reader))
 
     async def states(node: int) -> dict[str, tuple[bool, str]]:
+        await cluster.tell()
         rows = await cluster.nodes[node].broker.cluster.list_consumers()
         assert all(row.keys() == {"consumer_tag", "active", "activity_status"} for row in rows)
         return {row["consumer_tag"]: (row["active"], row["activity_status"]) for row in rows}
@@ -597,12 +600,8 @@ async def test_lists_say_which_consumer_is_the_active_one(
 
 
 async def test_lists_cover_the_cluster_and_connections_can_be_closed(cluster: FakeCluster) -> None:
-    class Connection:
-        id, name, vhost, closed = 1, "client", "/", ""
-        user = User(name="guest")
-
-        def info(self) -> dict[str, Any]:
-            return {"name": self.name}
+    class Connection(FakeConnection):
+        closed = ""
 
         def channel_infos(self) -> list[dict[str, Any]]:
             return [{"name": "client (1)"}]
@@ -617,9 +616,12 @@ async def test_lists_cover_the_cluster_and_connections_can_be_closed(cluster: Fa
     cluster.nodes[2].broker.connections.add(connection)
     broker = cluster.nodes[1].broker
     assert await broker.cluster.list_connections() == [{"name": "client", "node": "n2"}]
-    assert await broker.cluster.list_channels() == [{"name": "client (1)"}]
+    await cluster.tell()
+    (known,) = await broker.cluster.connections()
+    assert known.row == {"name": "client", "node": "n2"}
+    assert [known.row for known in await broker.cluster.channels()] == [{"name": "client (1)"}]
     assert await broker.cluster.list_consumers() == [{"consumer_tag": "c"}]
-    assert sorted(await broker.cluster.list_nodes()) == ["n1", "n2", "n3"]
+    assert sorted(await broker.cluster.nodes()) == ["n1", "n2", "n3"]
     assert await broker.cluster.close_connection("client", "why")
     assert connection.closed == "why"
     assert not await broker.cluster.close_connection("nobody", "why")
@@ -704,8 +706,10 @@ async def test_a_stream_is_published_to_and_read_on_every_node(
     assert (chunks.first, chunks.high, chunks.next) == (0, 2, 2)
     await stream.store_offset("me", 1)
     assert await stream.query_offset("me") == 1
-    rows = await cluster.nodes[3].broker.cluster.queue_infos()
-    assert rows[record.group]["consumers"] == 2
+    await cluster.tell()
+    known = cluster.nodes[3].broker.cluster.queue(record)
+    assert known is not None
+    assert known.row["consumers"] == 2
     # Streams take no notice of conditions, as in RabbitMQ.
     assert await broker.queue_admin.delete_queue("/", "s", if_unused=True, if_empty=True) == 2
     await until(lambda: ("cancelled", 1, "deleted") in reader.heard)

@@ -383,6 +383,20 @@ class FakeCluster:
                 effects, machine.effects = list(machine.effects), []
                 group.sinks[member].on_effects(effects, replica)
 
+    async def tell(self) -> None:
+        """Has every node tell the others of its queues and connections, as it does each second."""
+        clusters = {n: node.broker.cluster for n, node in self.nodes.items() if n not in self.down}
+        began_ms = LoopClock().monotonic_ms()
+        for cluster in clusters.values():
+            await cluster.sampler.exchange()
+        await until(
+            lambda: all(
+                cluster.model.part(other).heard_ms >= began_ms
+                for cluster in clusters.values()
+                for other in clusters
+            )
+        )
+
     async def queue(self, node: int, name: str, **more: Any) -> tuple[str, int, int]:
         """Declares a durable queue."""
         arguments = Table.of(more.pop("arguments", {}))
@@ -390,6 +404,28 @@ class FakeCluster:
         return await self.nodes[node].broker.declarations.declare_queue(
             "/", name, arguments=arguments, **properties
         )
+
+
+class FakeConnection:
+    """A connection that lists show; tests say what of it."""
+
+    id, name, vhost = 1, "client", "/"
+    user = User(name="guest")
+
+    def info(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def traffic(self) -> int:
+        return 0
+
+    def channel_infos(self) -> list[dict[str, Any]]:
+        return []
+
+    def consumer_infos(self) -> list[dict[str, Any]]:
+        return []
+
+    def sessions(self) -> list[int]:
+        return []
 
 
 async def until(condition: Any, seconds: float = PATIENCE_S) -> None:

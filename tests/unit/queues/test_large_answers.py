@@ -397,7 +397,7 @@ async def test_lists_wait_for_room_on_the_link(
     task = asyncio.ensure_future(asker.cluster.list_connections())
     await until(lambda: reads.host.lines.get(2))
     # What alarms are learned from is small: it does not wait.
-    assert sorted(await asker.cluster.list_nodes()) == ["n1", "n2"]
+    assert sorted(await asker.cluster.nodes()) == ["n1", "n2"]
     await steps()
     assert max(reads.sent, default=0) < LARGE
     # A node lists what it has itself without a link.

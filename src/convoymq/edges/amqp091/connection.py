@@ -662,6 +662,10 @@ class Connection(ClientConnection):
             send_pend=self.buffer.output_bytes,
         )
 
+    def traffic(self) -> int:
+        """See `ConnectionHandle`."""
+        return int(self.buffer.received + self.buffer.sent)
+
     def sessions(self) -> list[int]:
         """Returns the sessions of its channels."""
         return [channel.session for channel in self.channels.values()]

@@ -55,19 +55,18 @@ def make_api(
     bodies: Bodies | None = None,
     served: Served | None = None,
     user: User | None = None,
-    rates: Rates | None = None,
     authentication: Authentication | None = None,
 ) -> ASGIApp:
     """Returns the application for the HTTP API and the management page.
 
     Args:
-        rates: of what it shows; None: its own.
         authentication: has the sessions; None: its own.
         user: who asks, in all requests; None = whose name and password a request has.
     """
     served = served or Served()
     authentication = authentication or Authentication(broker, served)
-    api = _Api(broker, bodies or Bodies(), served, authentication, user, rates or Rates())
+    rates = Rates(broker.cluster.model, broker.cluster.now_ms)
+    api = _Api(broker, bodies or Bodies(), served, authentication, user, rates)
     files = PageFiles(routes=ROUTES)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -106,11 +106,6 @@ class Call:
     def ranges(self) -> Ranges:
         """Returns what the request wants samples of. Raises 400."""
         return ranges_in(self.request.query_params)
-
-    def watch(self, subject: Hashable, look: Callable[[], Awaitable[object]]) -> None:
-        """Has something looked at from now on, if the request wants samples of it."""
-        if self.ranges.wanted:
-            self.rates.watch(subject, look)
 
     def flag(self, name: str) -> bool:
         """Returns whether a query parameter is true."""

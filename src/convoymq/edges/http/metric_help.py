@@ -139,6 +139,8 @@ HELP: dict[str, str] = {
         "Messages sent, as leader, for nodes without a live replica",
     "convoy_groups_led": "Raft groups led by this node",
     "convoy_groups_followed": "Raft groups with a following replica here",
+    "convoy_read_model_entries": "Objects in the read model of lists",
+    "convoy_read_model_histories": "Objects of the read model that have a history",
     "convoy_replicas_behind":
         "Replicas here that lag, so that the leader serves this node's clients",
     "convoy_raft_entries_appended_total": "Log entries written",

@@ -250,5 +250,7 @@ def _hosted(text: Text, broker: Broker) -> None:
     text.gauge("convoy_groups_led", replicas.led)
     text.gauge("convoy_groups_followed", replicas.followed)
     text.gauge("convoy_replicas_behind", replicas.behind)
+    for name, size in broker.cluster.model.load().items():
+        text.gauge(f"convoy_read_model_{name}", size)
     for name, value in broker.replicas.counters().items():
         text.counter(f"convoy_raft_{name}_total", value)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 from convoymq import __version__
+from convoymq.broker.cluster_queries import Known, KnownQueue
 from convoymq.broker.facade import Broker
 from convoymq.broker.queue_facts import settings_in_force
+from convoymq.broker.read_model import decoded, figures_in, lengths_in
 from convoymq.broker.records import QueueRecord, User, Vhost
+from convoymq.broker.tracks import TIERS, Series
 from convoymq.edges.configuration import listeners as listeners_of
 from convoymq.edges.http.json_values import count_in, part
+from convoymq.edges.http.lists import NEEDS_ROW
 from convoymq.edges.http.rates import NO_RANGES, Range, Ranges, Rates
 from convoymq.model.compatibility import COMPATIBLE_VERSION, RELEASE_4_3
 from convoymq.model.config import Config
 from convoymq.model.json import JsonObject
-from convoymq.model.slices import in_slices
 from convoymq.model.tables import Table
-from convoymq.queues.interface import SINGLE_ACTIVE
+from convoymq.queues.interface import FIGURES
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
 from convoymq.routing.policies import Chosen, Policies
 from convoymq.routing.types import (
@@ -48,32 +52,37 @@ NODE_GAUGES = ("mem_used", "fd_used", "sockets_used", "proc_used", "disk_free")
 MESSAGE_COUNTS = ("messages", "messages_ready", "messages_unacknowledged")
 
 
-def message_stats(counters: Mapping[str, int]) -> dict[str, int]:
+MESSAGE_STATS = {
+    "publish": "published",
+    "confirm": "confirmed",
+    "deliver": "delivered",
+    "deliver_no_ack": "delivered_no_ack",
+    "get": "get",
+    "get_no_ack": "get_no_ack",
+    "get_empty": "get_empty",
+    "redeliver": "redelivered",
+    "ack": "acknowledged",
+    "return_unroutable": "returned_unroutable",
+    "drop_unroutable": "dropped_unroutable",
+}
+"""Names of the API -> those of a node's counters."""
+
+
+def message_stats(counters: JsonObject) -> dict[str, int]:
     """Totals of a node under the API's names."""
-    stats = {
-        "publish": counters.get("published", 0),
-        "confirm": counters.get("confirmed", 0),
-        "deliver": counters.get("delivered", 0),
-        "deliver_no_ack": counters.get("delivered_no_ack", 0),
-        "get": counters.get("get", 0),
-        "get_no_ack": counters.get("get_no_ack", 0),
-        "get_empty": counters.get("get_empty", 0),
-        "redeliver": counters.get("redelivered", 0),
-        "ack": counters.get("acknowledged", 0),
-        "return_unroutable": counters.get("returned_unroutable", 0),
-        "drop_unroutable": counters.get("dropped_unroutable", 0),
-    }
+    stats = {name: count_in(counters, counter) for name, counter in MESSAGE_STATS.items()}
     stats["deliver_get"] = sum(
         stats[name] for name in ("deliver", "deliver_no_ack", "get", "get_no_ack")
     )
     return stats
 
 
-def delivered_stats(counters: JsonObject) -> dict[str, int]:
+def delivered_stats(queue: str, channel: JsonObject) -> dict[str, int]:
     """Returns what a channel got from a queue under the API's names. Acknowledgements are counted
     by channel alone."""
+    counters = part(part(channel, "delivered_from"), queue)
     names = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "redeliver")
-    stats = message_stats({name: count_in(counters, name) for name in counters})
+    stats = message_stats(counters)
     return {name: stats[name] for name in (*names, "deliver_get")}
 
 
@@ -90,13 +99,6 @@ def queue_stats(totals: JsonObject) -> dict[str, int]:
     return stats
 
 
-def _single_active(consumers: object) -> str | None:
-    """Returns the tag of the single active consumer among a queue's consumers."""
-    rows = consumers if isinstance(consumers, list) else []
-    tags = (row["consumer_tag"] for row in rows if row.get("activity_status") == SINGLE_ACTIVE)
-    return next(tags, None)
-
-
 def exchange_types() -> list[JsonObject]:
     """Returns the exchange types that are served."""
     return [
@@ -109,14 +111,6 @@ async def overview(
     broker: Broker, rates: Rates, visible: set[str], ranges: Ranges = NO_RANGES
 ) -> JsonObject:
     """Returns the first page: versions, totals, listeners."""
-    nodes = await broker.cluster.list_nodes()
-    rows = [row for row in await queues(broker, rates) if row["vhost"] in visible]
-    stats: dict[str, int] = {}
-    for node in nodes.values():
-        for name, value in message_stats(node.get("counters", {})).items():
-            stats[name] = stats.get(name, 0) + value
-    totals = {name: sum(count_in(row, name) for row in rows) for name in MESSAGE_COUNTS}
-    channels = await broker.cluster.list_channels()
     return {
         "management_version": COMPATIBLE_VERSION,
         "rates_mode": "basic",
@@ -128,21 +122,7 @@ async def overview(
         "erlang_full_version": "",
         "node": broker.node_name,
         "exchange_types": exchange_types(),
-        "message_stats": rates.with_details("overview", stats, ranges.messages),
-        "churn_rates": churn(nodes, rates, ranges.messages),
-        # Of other virtual hosts they are other ones.
-        "queue_totals": rates.with_details(
-            f"totals.{sorted(visible)}", totals, ranges.lengths, falls=True
-        ),
-        "object_totals": {
-            "connections": sum(node.get("connections", 0) for node in nodes.values()),
-            "channels": len(channels),
-            "exchanges": sum(
-                1 for vhost in broker.tree.vhosts.all(visible) for _ in vhost.topology.exchanges()
-            ),
-            "queues": len(rows),
-            "consumers": sum(count_in(row, "consumers") for row in rows),
-        },
+        **await overview_numbers(broker, rates, visible, ranges),
         "listeners": listeners(broker),
         "contexts": contexts(broker),
         "statistics_db_event_queue": 0,
@@ -151,24 +131,86 @@ async def overview(
         "disable_stats": False,
         "enable_queue_totals": False,
         "is_op_policy_updating_enabled": False,
-        "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
+        "sample_retention_policies": {
+            name: [step_ms * size // 1000 for step_ms, size in TIERS]
+            for name in ("global", "basic", "detailed")
+        },
     }
 
 
-def churn(nodes: dict[str, JsonObject], rates: Rates, wanted: Range | None) -> JsonObject:
+async def overview_numbers(
+    broker: Broker, rates: Rates, visible: set[str], ranges: Ranges = NO_RANGES
+) -> JsonObject:
+    """Returns the parts of the first page that change."""
+    nodes = (await broker.cluster.nodes()).values()
+    stats: Counter[str] = Counter()
+    for known in nodes:
+        stats.update(message_stats(part(known.row, "counters")))
+    published = [Series(each.track, _message_stats_in) for known in nodes for each in known.series]
+    totals, consumers = await queue_totals(broker, rates, visible, ranges)
+    seen = list(broker.tree.vhosts.all(visible))
+    return {
+        "message_stats": rates.with_details(published, stats, ranges.messages),
+        "churn_rates": churn(nodes, rates, ranges.messages),
+        "queue_totals": totals,
+        "object_totals": {
+            "connections": sum(count_in(known.row, "connections") for known in nodes),
+            "channels": sum(count_in(known.row, "channels") for known in nodes),
+            "exchanges": sum(1 for vhost in seen for _ in vhost.topology.exchanges()),
+            "queues": sum(len(vhost.queues) for vhost in seen),
+            "consumers": consumers,
+        },
+    }
+
+
+async def queue_totals(
+    broker: Broker, rates: Rates, vhosts: set[str], ranges: Ranges
+) -> tuple[JsonObject, int]:
+    """Returns the messages in the queues of virtual hosts, and the number of their consumers."""
+    await broker.cluster.sampler.read_figures()
+    totals = broker.cluster.totals(vhosts)
+    held = Counter(dict.fromkeys((*MESSAGE_COUNTS, "consumers"), 0))
+    for each in totals:
+        held.update(_counts_in(each.track.data))
+    consumers = held.pop("consumers")
+    series = [Series(each.track, _counts_in) for each in totals]
+    return rates.with_details(series, held, ranges.lengths, falls=True), consumers
+
+
+def _counts_in(data: bytes) -> dict[str, int]:
+    """Returns lengths and consumers from packed figures."""
+    row = lengths_in(data)
+    return {name: count_in(row, name) for name in (*MESSAGE_COUNTS, "consumers")}
+
+
+def _message_stats_in(data: bytes) -> Mapping[str, float]:
+    return message_stats(part(decoded(data), "counters"))
+
+
+CHURN = {
+    "connection_created": "connections_opened",
+    "connection_closed": "connections_closed",
+    "channel_created": "channels_opened",
+    "channel_closed": "channels_closed",
+    "queue_declared": "queues_declared",
+    "queue_created": "queues_created",
+    "queue_deleted": "queues_deleted",
+}
+
+
+def _churn(row: JsonObject) -> dict[str, int]:
+    counters = part(row, "counters")
+    return {name: count_in(counters, counter) for name, counter in CHURN.items()}
+
+
+def churn(nodes: Iterable[Known], rates: Rates, wanted: Range | None) -> JsonObject:
     """Returns how often connections, channels and queues come and go."""
-    made: dict[str, int] = {}
-    for api_name, counter in (
-        ("connection_created", "connections_opened"),
-        ("connection_closed", "connections_closed"),
-        ("channel_created", "channels_opened"),
-        ("channel_closed", "channels_closed"),
-        ("queue_declared", "queues_declared"),
-        ("queue_created", "queues_created"),
-        ("queue_deleted", "queues_deleted"),
-    ):
-        made[api_name] = sum(count_in(part(n, "counters"), counter) for n in nodes.values())
-    return rates.with_details("churn", made, wanted)
+    made: Counter[str] = Counter(dict.fromkeys(CHURN, 0))
+    series = []
+    for known in nodes:
+        made.update(_churn(known.row))
+        series += [Series(each.track, lambda data: _churn(decoded(data))) for each in known.series]
+    return rates.with_details(series, made, wanted)
 
 
 def listeners(broker: Broker) -> list[JsonObject]:
@@ -211,7 +253,7 @@ def contexts(broker: Broker, node: str | None = None) -> list[JsonObject]:
 
 async def nodes(broker: Broker, rates: Rates, ranges: Ranges = NO_RANGES) -> list[JsonObject]:
     """Returns all nodes of the cluster, those that are down too."""
-    known = await broker.cluster.list_nodes()
+    known = await broker.cluster.nodes()
     drained = broker.tree.nodes.drained()
     rows = []
     for record in broker.tree.nodes.all():
@@ -236,33 +278,44 @@ async def nodes(broker: Broker, rates: Rates, ranges: Ranges = NO_RANGES) -> lis
             "supported_versions": {k: list(v) for k, v in record.supports.items()},
         }
         if live is not None:
-            row |= {key: value for key, value in live.items() if key != "counters"}
-            row["sockets_used"] = live.get("connections", 0)
-            row["sockets_total"] = live.get("fd_total", 0)
-            used = {name: count_in(row, name) for name in NODE_GAUGES if name in row}
-            row |= rates.with_details(f"node.{record.name}", used, ranges.node, falls=True)
+            row |= {key: value for key, value in live.row.items() if key != "counters"}
+            row["sockets_used"] = live.row.get("connections", 0)
+            row["sockets_total"] = live.row.get("fd_total", 0)
+            series = [Series(each.track, _gauges_in) for each in live.series]
+            row |= rates.with_details(series, _gauges(row), ranges.node, falls=True)
         rows.append(row)
     return rows
 
 
-def connection_row(row: JsonObject, rates: Rates, ranges: Ranges = NO_RANGES) -> JsonObject:
+def _gauges(row: JsonObject) -> dict[str, int]:
+    return {name: count_in(row, name) for name in NODE_GAUGES if name in row}
+
+
+def _gauges_in(data: bytes) -> Mapping[str, float]:
+    row = decoded(data)
+    return _gauges({**row, "sockets_used": row.get("connections", 0)})
+
+
+def _octets(row: JsonObject) -> dict[str, float]:
+    return {name: count_in(row, name) for name in ("recv_oct", "send_oct") if name in row}
+
+
+def connection_row(known: Known, rates: Rates, ranges: Ranges = NO_RANGES) -> JsonObject:
     """Returns one connection, from what its node says of it."""
-    key = f"connection.{row.get('node')}.{row.get('name')}.{row.get('connected_at')}"
-    data: dict[str, float] = {
-        name: count_in(row, name) for name in ("recv_oct", "send_oct") if name in row
-    }
-    return row | rates.with_details(key, data, ranges.data)
+    series = [Series(each.track, lambda data: _octets(decoded(data))) for each in known.series]
+    return known.row | rates.with_details(series, _octets(known.row), ranges.data)
 
 
-def channel_row(row: JsonObject, rates: Rates, ranges: Ranges = NO_RANGES) -> JsonObject:
+def channel_row(known: Known, rates: Rates, ranges: Ranges = NO_RANGES) -> JsonObject:
     """Returns one channel, from what its node says of it. Nodes of 0.3.0 count nothing by
     channel."""
+    row = dict(known.row)
     counters = row.pop("counters", None)
     row.pop("published_to", None)
     row.pop("delivered_from", None)
     if isinstance(counters, dict):
-        key = f"channel.{row.get('node')}.{row.get('name')}"
-        row["message_stats"] = rates.with_details(key, message_stats(counters), ranges.messages)
+        series = [Series(each.track, _message_stats_in) for each in known.series]
+        row["message_stats"] = rates.with_details(series, message_stats(counters), ranges.messages)
     return row
 
 
@@ -270,19 +323,14 @@ async def vhosts(
     broker: Broker, rates: Rates, visible: set[str], ranges: Ranges = NO_RANGES
 ) -> list[JsonObject]:
     """Virtual hosts with what they hold."""
-    rows = await queues(broker, rates)
     running = {broker.node_name_of(node): "running" for node in broker.running_nodes()}
     made = []
     for vhost in broker.tree.vhosts.all(visible):
-        own = [row for row in rows if row["vhost"] == vhost.name]
-        held = {name: sum(count_in(row, name) for row in own) for name in MESSAGE_COUNTS}
-        made.append(
-            {
-                **vhost_row(broker, vhost),
-                "cluster_state": running,
-                **rates.with_details(f"vhost.{vhost.name}", held, ranges.lengths, falls=True),
-            }
-        )
+        held, _ = await queue_totals(broker, rates, {vhost.name}, ranges)
+        if broker.tree.vhosts.find(vhost.name) is None:
+            # It went away meanwhile.
+            continue
+        made.append({**vhost_row(broker, vhost), "cluster_state": running, **held})
     return made
 
 
@@ -298,21 +346,59 @@ def vhost_row(broker: Broker, vhost: Vhost) -> JsonObject:
     return {"name": vhost.name, **metadata, "metadata": metadata, "tracing": tracing}
 
 
-async def queues(broker: Broker, rates: Rates, ranges: Ranges = NO_RANGES) -> list[JsonObject]:
-    """Returns all queues, with what their leading nodes say of them."""
-    live = await broker.cluster.queue_infos()
-    made = []
-    async for record in in_slices(list(broker.tree.queues.all())):
-        row = queue_row(broker, record, live.get(record.group), rates, ranges)
-        if row is not None:
-            made.append(row)
-    return made
+SUMMED = {name: (place,) for place, name in enumerate(FIGURES[: FIGURES.index("publish")])} | {
+    "messages": (0, 1),
+    "message_bytes": (2, 3),
+}
+"""Field of a queue's row -> places of the figures whose sum it is."""
+
+
+def queue_value(broker: Broker, record: QueueRecord, path: str) -> object:
+    """Returns a field of a queue's row without making the row; `NEEDS_ROW` when that is not
+    possible."""
+    match path:
+        case "name" | "vhost":
+            return getattr(record, path)
+        case "type":
+            return record.type.value
+    places = SUMMED.get(path)
+    if places is None:
+        return NEEDS_ROW
+    figures = broker.cluster.figures_of(record)
+    return 0 if figures is None else sum(figures[place] for place in places)
+
+
+def plain_queue_row(broker: Broker, record: QueueRecord, *, with_totals: bool) -> JsonObject | None:
+    """Returns one queue without statistics: what it is, and its lengths; None when it is gone."""
+    vhost = broker.tree.vhosts.find(record.vhost)
+    declared = vhost.topology.find_queue(record.name) if vhost is not None else None
+    if declared is None:
+        return None
+    leader = broker.locations.leader_of(record)
+    location = broker.locations.locate(record, leader)
+    row: JsonObject = {
+        "name": record.name,
+        "vhost": record.vhost,
+        "type": record.type.value,
+        "durable": declared.durable,
+        "auto_delete": declared.auto_delete,
+        "exclusive": declared.exclusive_owner is not None,
+        "arguments": declared.arguments.to_plain(),
+        "node": broker.node_name_of(record.home if leader is None else leader),
+    }
+    if location is not None:
+        row["state"] = location.state
+    else:
+        row["state"] = "running" if broker.is_up(record.home) else "down"
+    if with_totals:
+        row |= {name: queue_value(broker, record, name) for name in MESSAGE_COUNTS}
+    return row
 
 
 def queue_row(
     broker: Broker,
     record: QueueRecord,
-    live: JsonObject | None,
+    known: KnownQueue | None,
     rates: Rates,
     ranges: Ranges = NO_RANGES,
 ) -> JsonObject | None:
@@ -340,8 +426,12 @@ def queue_row(
         **_settings_shown(declared, vhost.policies),
         "state": "down",
     }
-    facts = dict(live or {})
+    facts = dict(known.row if known is not None else {})
     leader = facts.get("leader")
+    if "stale_ms" in facts:
+        facts.pop("state", None)
+    if leader is None or "stale_ms" in facts:
+        leader = broker.locations.leader_of(record)
     assert leader is None or isinstance(leader, int)
     location = broker.locations.locate(record, leader)
     if location is not None:
@@ -349,15 +439,15 @@ def queue_row(
         row["online"] = [broker.node_name_of(node) for node in location.online]
         row["state"] = location.state
         facts.pop("state", None)
-    if live is None:
+    if known is None:
         return row
     stopped = facts.pop("stopped_members", {})
     assert isinstance(stopped, dict)
     row["stopped"] = {broker.node_name_of(node): reason for node, reason in stopped.items()}
     totals = facts.pop("totals", None) or facts.pop("message_stats", None) or {}
     assert isinstance(totals, dict)
-    if facts.get("single_active"):
-        facts["single_active_consumer_tag"] = _single_active(facts.get("consumer_details"))
+    counters = facts.pop("counters", {})
+    assert isinstance(counters, dict)
     for hidden in ("leader", "members", "online", "group", "consumer_details", "vhost", "name"):
         facts.pop(hidden, None)
     row |= {key: value for key, value in facts.items() if value is not None}
@@ -367,10 +457,21 @@ def queue_row(
     if location is not None and leader is not None:
         row["node"] = row["leader"] = broker.node_name_of(leader)
     row.setdefault("messages", 0)
-    key = f"queue.{record.group}"
-    row["message_stats"] = rates.with_details(key, queue_stats(totals), ranges.messages)
+    stats = queue_stats(totals)
+    stats |= {name: count_in(counters, name) for name in stats if name in counters}
+    series = [] if known.figures is None else [Series(known.figures, figures_in)]
+    counted = series if known.facts is None else [*series, Series(known.facts, _other_stats_in)]
+    row["message_stats"] = rates.with_details(counted, stats, ranges.messages)
     held = {name: count_in(row, name) for name in MESSAGE_COUNTS}
-    return row | rates.with_details(f"{key}.messages", held, ranges.lengths, falls=True)
+    lengths = [Series(each.track, _counts_in) for each in series]
+    return row | rates.with_details(lengths, held, ranges.lengths, falls=True)
+
+
+def _other_stats_in(data: bytes) -> Mapping[str, float]:
+    """Returns the counters of a queue that are not among its figures."""
+    row = decoded(data)
+    stats = queue_stats(part(row, "totals") or part(row, "message_stats"))
+    return {name: value for name, value in stats.items() if name not in FIGURES}
 
 
 def _release_shown(record: QueueRecord) -> JsonObject:
@@ -421,28 +522,33 @@ def exchanges(broker: Broker, visible: set[str]) -> list[JsonObject]:
     ]
 
 
-def exchange_stats(
-    vhost: str,
-    exchange: str,
-    published: Mapping[tuple[str, str], JsonObject],
-    rates: Rates,
-    ranges: Ranges,
-) -> JsonObject:
-    """Returns the `message_stats` of an exchange; without any while nothing was published to it.
-    `published`: see `ClusterQueries.published`."""
-    counts = published.get((vhost, exchange))
-    if counts is None:
+def exchange_stats(known: Sequence[Known], rates: Rates, ranges: Ranges) -> JsonObject:
+    """Returns the `message_stats` of an exchange; without any while nothing was published to it."""
+    if not known:
         return {}
-    out = sum(count_in(part(counts, "out"), queue) for queue in part(counts, "out"))
-    stats = {"publish_in": count_in(counts, "in"), "publish_out": out}
-    key = f"exchange.{vhost}/{exchange}"
-    return {"message_stats": rates.with_details(key, stats, ranges.messages)}
+    stats: Counter[str] = Counter()
+    series = []
+    for found in known:
+        stats.update(_routed(found.row))
+        series += [Series(each.track, lambda data: _routed(decoded(data))) for each in found.series]
+    return {"message_stats": rates.with_details(series, stats, ranges.messages)}
 
 
-def detailed(key: str, what: JsonObject, stats: Mapping[str, int], rates: Rates) -> JsonObject:
+def _routed(row: JsonObject) -> dict[str, int]:
+    return {"publish_in": count_in(row, "in"), "publish_out": count_in(row, "out")}
+
+
+def detailed(
+    what: JsonObject,
+    row: JsonObject,
+    numbers: Callable[[JsonObject], Mapping[str, int]],
+    rates: Rates,
+    series: Iterable[Series] = (),
+) -> JsonObject:
     """Returns a row of an object's detailed stats: what it exchanged messages with, and how
-    many."""
-    return {**what, "stats": rates.with_details(key, stats)}
+    many. `numbers`: reads them from the object's row, which the series have over time."""
+    found = [Series(each.track, lambda data: numbers(decoded(data))) for each in series]
+    return {**what, "stats": rates.with_details(found, numbers(row))}
 
 
 def channel_details(row: JsonObject) -> JsonObject:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from convoymq.broker.records import QueueRecord
 from convoymq.edges.http.bodies import ApiError
 from convoymq.edges.http.call import Call, object_not_found
-from convoymq.edges.http.lists import paged
+from convoymq.edges.http.lists import Lazy, paged
 from convoymq.model.json import JsonObject
 
 Handler: TypeAlias = Callable[[Call], Awaitable[object]]
 """Answers a JSON value, a `Status`, or a status and a value."""
-ListHandler: TypeAlias = Callable[[Call], Awaitable[list[JsonObject]]]
+ListHandler: TypeAlias = Callable[[Call], Awaitable[list[JsonObject] | Lazy[QueueRecord]]]
 
 _AnyHandler = TypeVar("_AnyHandler", bound=Handler)
 _AnyListHandler = TypeVar("_AnyListHandler", bound=ListHandler)

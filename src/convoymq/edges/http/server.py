@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from convoymq.edges.http.authentication import Authentication
-    from convoymq.edges.http.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,8 @@ class ManagementServer:
             backlog: connections that the system accepts ahead of the node.
         """
         self._broker = broker
-        self._rates: Rates | None = None
         self._authentication: Authentication | None = None
-        """Of all addresses, as the rates."""
+        """Of all addresses."""
         self._served = served
         times = times or Times()
         self._listeners = [
@@ -86,21 +84,16 @@ class ManagementServer:
         """Stops listening and ends requests under way."""
         for listener in self._listeners:
             await listener.close()
-        if self._rates is not None:
-            await self._rates.stop()
 
     def _make_api(self) -> ASGIApp:
         from convoymq.edges.http.app import make_api
         from convoymq.edges.http.authentication import Authentication
-        from convoymq.edges.http.rates import Rates
 
-        if self._rates is None or self._authentication is None:
-            self._rates = Rates()
+        if self._authentication is None:
             self._authentication = Authentication(self._broker, self._served or Served())
         return make_api(
             self._broker,
             served=self._served,
-            rates=self._rates,
             authentication=self._authentication,
         )
 

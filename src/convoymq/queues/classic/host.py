@@ -106,6 +106,7 @@ class ClassicHost:
         self.node_id = parts.node_id
         self.queues: dict[int, ClassicQueue] = {}
         self._crashes: dict[int, Crash] = {}
+        self.changed = parts.changed
         #: group -> (delay before it is opened anew, when it crashed): the last time.
         self._delays: dict[int, tuple[int, int]] = {}
         self._directory = parts.open_directory("classic")
@@ -272,6 +273,7 @@ class ClassicHost:
         delay = min(2 * delay, REOPEN_MS_MAX) if again_soon else REOPEN_MS
         self._delays[group] = delay, now
         crash = self._crashes[group] = Crash(facts["reason"])
+        self.changed.add(group)
         self._note("queue.crashed", queue, **facts, again_ms=delay)
 
         def settled() -> None:

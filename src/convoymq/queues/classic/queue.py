@@ -483,6 +483,15 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         """Returns (strategy, reason) -> messages that left unacknowledged."""
         return self.machine.leaving.left
 
+    def figures(self) -> tuple[int, ...] | None:
+        """See `Queue`."""
+        machine = self.machine
+        return (
+            machine.ready_count, machine.unsettled_count, machine.ready_bytes,
+            machine.unsettled_bytes, machine.consumer_count, machine.footprint, machine.published,
+            machine.delivered, machine.acknowledged, 0,
+        )  # fmt: skip
+
     def info(self) -> Row:
         """Returns the fields that the management API shows."""
         return facts_of(self)
@@ -491,6 +500,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     def _carry_out(self) -> None:
         machine = self.machine
+        self.host.changed.add(self.group)
         effects, machine.effects = machine.effects, []
         self._give_up_missing()
         wrote = self._write()

@@ -242,6 +242,7 @@ class MasterQueue(LocalQueue):
         if self.syncing is None and members:
             # What is settled from now on reaches the mirrors as such; the records before are read
             # when they are on disk.
+            self.host.changed.add(self.group)
             begun = self.syncing = Synchronisation(
                 self.log,
                 members,
@@ -284,6 +285,7 @@ class MasterQueue(LocalQueue):
             for run in self.machine.noted_runs():
                 last = run.position + run.count - 1
                 self.log.tell(Noted(run.position, last, pack_note(run.note)))
+            self.host.changed.add(self.group)
             syncing.end(self.depth)
 
     def tell_depth(self) -> None:

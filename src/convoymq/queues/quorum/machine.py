@@ -725,6 +725,10 @@ class QuorumMachine(GroupMachine):
         """Counters and gauges for metrics."""
         return views.totals(self)
 
+    def figures(self) -> tuple[int, ...]:
+        """Returns the numbers `queues.interface.FIGURES`."""
+        return views.figures(self)
+
     def memory_bytes(self) -> int:
         """Returns the number of bytes of the packed index: runs that are ready, wait, are checked
         out or dead letters; and of the message-ids that are remembered."""

@@ -83,6 +83,16 @@ def info(machine: QuorumMachine) -> dict[str, object]:
     }
 
 
+def figures(machine: QuorumMachine) -> tuple[int, ...]:
+    """Returns the numbers `queues.interface.FIGURES`."""
+    backlog = machine.backlog
+    return (
+        backlog.stored(), backlog.unacked, backlog.stored_bytes(), backlog.unacked_bytes,
+        machine.consumers.count, machine.memory_bytes(), backlog.published, backlog.delivered,
+        backlog.acked, backlog.redelivered,
+    )  # fmt: skip
+
+
 def messages_by_priority(machine: QuorumMachine) -> dict[str, int]:
     """Returns the ready messages by priority level, without those that came back to the head."""
     backlog = machine.backlog

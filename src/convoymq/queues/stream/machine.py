@@ -357,6 +357,11 @@ class StreamMachine(GroupMachine):
             "segments": len(self.segments) + (len(self.chunks) > 0),
         }
 
+    def figures(self) -> tuple[int, ...]:
+        """Returns the numbers `queues.interface.FIGURES`, without consumers, which the leader's
+        handle knows."""
+        return (self.messages, 0, self.bytes, 0, 0, self.memory_bytes(), self.published, 0, 0, 0)
+
     def memory_bytes(self) -> int:
         """Returns the number of bytes of the packed index."""
         return self.chunks.memory_bytes()

@@ -691,6 +691,11 @@ class StreamQueue(GroupQueue):
     def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
         return {**DEFAULTS, **machine_settings(STREAM, settings)}
 
+    def figures(self) -> tuple[int, ...] | None:
+        """See `Queue`."""
+        found = super().figures()
+        return found and (*found[:4], self.reader_count, *found[5:])
+
     def info(self) -> Row:
         """Returns the fields that the management API shows, from local knowledge."""
         made = super().info()

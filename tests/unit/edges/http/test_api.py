@@ -26,12 +26,11 @@ from convoymq.edges.http.server import ManagementServer
 from convoymq.edges.sasl import LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.messages.record import names_of, read_record
-from convoymq.metadata.machine import User
 from convoymq.model import slices
 from convoymq.model.tables import Decimal, Field, Table
 from convoymq.queues.quorum.machine import QuorumMachine
 from tests.unit.queues.classic.support import Channel
-from tests.unit.queues.fake_cluster import FakeCluster, queue_end, until
+from tests.unit.queues.fake_cluster import FakeCluster, FakeConnection, queue_end, until
 
 
 @pytest.fixture
@@ -253,6 +252,7 @@ async def test_machine_versions_and_stopped_replicas_are_shown(
     (record,) = cluster.nodes[1].machine.records()
     replica = SimpleNamespace(stopped="entry 7: a command of type 99 is not known")
     cluster.nodes[2].host.stopped[record.group] = replica
+    await cluster.tell()
     queue = await ok(api.get("/queues/%2F/q"))
     assert queue["stopped"] == {"n2": replica.stopped}
     assert "stopped_members" not in queue
@@ -438,9 +438,8 @@ async def test_arguments_of_bindings_keep_their_types(tmp_path: Path, cluster: F
 async def test_connections_are_listed_and_closed(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
-    class Connection:
+    class Connection(FakeConnection):
         id, name, vhost, closed = 1, "1.2.3.4:5 -> 6.7.8.9:10", "/", ""
-        user = User(name="guest")
 
         def info(self) -> dict[str, Any]:
             return {"name": self.name, "vhost": "/", "user": "guest"}
@@ -458,6 +457,7 @@ async def test_connections_are_listed_and_closed(
     connection = Connection()
     cluster.nodes[2].broker.connections.add(connection)
     await cluster.queue(1, "q")
+    await cluster.tell()
     (row,) = await ok(api.get("/connections"))
     assert row["node"] == "n2"
     path = "/connections/" + connection.name.replace(" ", "%20").replace(">", "%3E")

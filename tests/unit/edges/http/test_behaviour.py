@@ -28,12 +28,18 @@ from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.queue import LocalQueue
 from tests.patience import PATIENCE_S
 from tests.unit.edges.http.test_api import api, client, cluster, ok
-from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, queue_end, until
+from tests.unit.queues.fake_cluster import (
+    INCARNATION,
+    FakeCluster,
+    FakeConnection,
+    queue_end,
+    until,
+)
 
 __all__ = ["api", "cluster"]
 
 
-class Connection:
+class Connection(FakeConnection):
     """A client's connection, as far as lists and closing go."""
 
     def __init__(self, id: int, user: str) -> None:
@@ -42,15 +48,6 @@ class Connection:
 
     def info(self) -> dict[str, Any]:
         return {"name": self.name, "vhost": "/", "user": self.user.name}
-
-    def channel_infos(self) -> list[dict[str, Any]]:
-        return []
-
-    def consumer_infos(self) -> list[dict[str, Any]]:
-        return []
-
-    def sessions(self) -> list[int]:
-        return []
 
     def close(self, reason: str) -> None:
         self.closed = reason
@@ -77,6 +74,7 @@ async def test_closing_the_connections_of_others_needs_an_administrator(
         cluster.nodes[2].broker.connections.add(connection)
     await add_user(api, "watcher", "monitoring")
     async with client(cluster, "watcher", "p") as watcher:
+        # What was opened a moment ago on another node can be found.
         await ok(watcher.get(theirs.path))
         answer = await ok(watcher.delete(theirs.path), 401)
         assert answer["error"] == "not_authorized"
@@ -325,7 +323,7 @@ async def test_a_fault_is_logged_and_answered(
     async def broken() -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(cluster.nodes[1].broker.cluster, "list_nodes", broken)
+    monkeypatch.setattr(cluster.nodes[1].broker.cluster, "nodes", broken)
     with capture_logs() as logs:
         assert (await ok(api.get("/nodes"), 500))["error"] == "internal_error"
     (row,) = [row for row in logs if row["event"] == "management.request_failed"]
@@ -349,15 +347,15 @@ async def test_what_goes_away_during_a_request_is_not_found(
 ) -> None:
     await cluster.queue(1, "q")
     broker = cluster.nodes[1].broker
-    gather = broker.cluster._gather
+    sampler = broker.cluster.sampler
+    read = sampler.read_figures
 
-    async def slow(what: str) -> list[dict[str, Any]]:
-        found = await gather(what)
+    async def slow() -> None:
+        await read()
         if "q" in getattr(cluster.nodes[1].machine.vhosts.get("/"), "queues", ()):
             await broker.metadata.execute(command)
-        return found
 
-    broker.cluster._gather = slow  # type: ignore[method-assign]
+    sampler.read_figures = slow  # type: ignore[method-assign]
     found = await ok(api.get(path), status)
     if status == 404:
         assert found == {"error": "Object Not Found", "reason": "Not Found"}
@@ -369,13 +367,13 @@ async def test_a_vhost_that_goes_away_during_its_get_is_not_found(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
     broker = cluster.nodes[1].broker
-    infos = broker.cluster.queue_infos
+    read = broker.cluster.sampler.read_figures
 
-    async def slow() -> Any:
+    async def slow() -> None:
         await broker.metadata.execute(DeleteVhost(name="/"))
-        return await infos()
+        await read()
 
-    broker.cluster.queue_infos = slow  # type: ignore[method-assign]
+    broker.cluster.sampler.read_figures = slow  # type: ignore[method-assign]
     await ok(api.get("/vhosts/%2F"), 404)
 
 
@@ -467,6 +465,7 @@ async def test_contexts_and_sockets_are_shown(cluster: FakeCluster, api: httpx.A
     assert shown == [("n2", "RabbitMQ Management", "15672"), ("n2", "RabbitMQ Prometheus", "15692")]
     cluster.nodes[2].broker.connections.add(Connection(1, "guest"))
     cluster.nodes[2].broker.cluster.node = NodeView(info=process.process_info)
+    await cluster.tell()
     row = await ok(api.get("/nodes/n2"))
     assert row["contexts"] == contexts
     assert (row["sockets_used"], row["sockets_total"]) == (1, row["fd_total"])

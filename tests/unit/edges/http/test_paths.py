@@ -89,24 +89,26 @@ async def test_definitions_may_come_as_the_file_of_a_form(
 async def test_a_reset_makes_rates_begin_anew(
     cluster: FakeCluster, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("convoymq.edges.http.rates.time.monotonic", lambda: now[0])
+    now_ms = [100_000]
+    queries = cluster.nodes[1].broker.cluster
+    monkeypatch.setattr(queries.sampler._clock, "monotonic_ms", lambda: now_ms[0])
     counters = cluster.nodes[1].broker.counters.of(AMQP)
 
     async def rate() -> float:
+        now_ms[0] += 1000
         stats = (await ok(api.get("/overview")))["message_stats"]
         return float(stats["publish_details"]["rate"])
 
     await rate()
     counters.published += 500
-    now[0] += 100.0
-    assert await rate() == 5.0
+    assert await rate() == 500.0
     await ok(api.delete("/reset"), 204)
+    now_ms[0] -= 1000
     assert await rate() == 0.0
     counters.published += 700
-    now[0] += 100.0
-    assert await rate() == 7.0
+    assert await rate() == 700.0
     await ok(api.delete("/reset/n1"), 204)
+    now_ms[0] -= 1000
     assert await rate() == 0.0
     await ok(api.delete("/reset/n2"), 400)
     await ok(api.delete("/reset/nowhere"), 404)
@@ -117,8 +119,6 @@ async def test_lists_that_tools_expect_are_there(
 ) -> None:
     await cluster.queue(1, "q", arguments={"x-queue-type": "classic"})
     assert [row["name"] for row in await ok(api.get("/queues/detailed"))] == ["q"]
-    light = {"disable_stats": "true", "enable_queue_totals": "true"}
-    assert [row["messages"] for row in await ok(api.get("/queues", params=light))] == [0]
     for path in ("/vhosts/%2F/connections", "/vhosts/%2F/channels", "/consumers/%2F"):
         assert await ok(api.get(path)) == []
     for path in ("/feature-flags", "/deprecated-features", "/extensions"):
@@ -195,3 +195,42 @@ async def test_deprecated_features_that_are_used_are_listed(
     await ok(api.put("/queues/%2F/passing", json=queue), 201)
     (row,) = await ok(api.get("/deprecated-features/used"))
     assert (row["name"], row["state"]) == ("transient_nonexcl_queues", "permitted")
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_lists_without_statistics_have_what_a_queue_is(
+    cluster: FakeCluster, api: httpx.AsyncClient, kind: str
+) -> None:
+    await cluster.queue(1, "q", arguments={"x-queue-type": kind})
+    body = {"properties": {}, "routing_key": "q", "payload": "m", "payload_encoding": "string"}
+    await ok(api.post("/exchanges/%2F/amq.default/publish", json=body))
+    (row,) = await ok(api.get("/queues", params={"disable_stats": "true"}))
+    assert (row["name"], row["type"], row["state"], row["durable"]) == ("q", kind, "running", True)
+    assert not {"messages", "message_stats"} & row.keys()
+    light = {"disable_stats": "true", "enable_queue_totals": "true"}
+    (row,) = await ok(api.get("/queues", params=light))
+    assert row["messages"] == row["messages_ready"] == 1
+    assert "message_stats" not in row
+
+
+async def test_queues_are_sorted_by_any_column(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    for number, name in enumerate(("b", "c", "a")):
+        await cluster.queue(1, name, arguments={"x-delivery-limit": 10 - number})
+        for _ in range(number):
+            body = {"properties": {}, "routing_key": name, "payload": "m"}
+            await ok(api.post("/exchanges/%2F/amq.default/publish", json=body))
+
+    async def order(**query: str) -> list[str]:
+        page = await ok(api.get("/queues", params={"page": "1", "page_size": "2", **query}))
+        assert (page["total_count"], page["item_count"]) == (3, 2)
+        return [row["name"] for row in page["items"]]
+
+    assert await order() == ["a", "b"]
+    assert await order(sort="name", sort_reverse="true") == ["c", "b"]
+    assert await order(sort="messages") == ["b", "c"]
+    assert await order(sort="message_bytes_ready", sort_reverse="true") == ["a", "c"]
+    # These are in rows alone.
+    assert await order(sort="arguments.x-delivery-limit") == ["a", "c"]
+    assert await order(sort="message_stats.publish", sort_reverse="true") == ["a", "c"]

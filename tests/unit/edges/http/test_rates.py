@@ -1,87 +1,61 @@
-"""Counters become rates between two looks, however many things have them."""
+"""Counters get rates and samples from the read model."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+import msgspec
 import pytest
 
+from convoymq.broker import read_model
+from convoymq.broker.read_model import ReadModel, decoded
+from convoymq.broker.tracks import Series
 from convoymq.edges.http.bodies import ApiError
-from convoymq.edges.http.rates import (
-    HISTORIES_MAX,
-    NO_RANGES,
-    RATE_INTERVAL_S,
-    RATES_MAX,
-    SAMPLES_MAX,
-    WATCH_S,
-    WATCHES_MAX,
-    Range,
-    Rates,
-    ranges_in,
-)
-from convoymq.model.errors import NotFound
+from convoymq.edges.http.rates import NO_RANGES, SAMPLES_MAX, Range, Rates, ranges_in
 
 
-class Time:
-    """A clock that stands still until told; on the wall it is 5,000 s later."""
+class Clocked:
+    """A model with a clock; on the wall it is 5,000 s later."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(time, "time", lambda: self.now + 5000)
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.model = ReadModel()
+        self.rates = Rates(self.model, lambda: self.now_ms, lambda: self.now_ms / 1000 + 5000)
 
+    def put(self, key: str = "q", node: int = 1, **numbers: float) -> None:
+        self.model.put(node, "channels", key, msgspec.msgpack.encode(numbers), self.now_ms)
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
-    return Time(monkeypatch)
+    def series(self, *nodes: int, key: str = "q") -> list[Series]:
+        tracks = [self.model.find(node, "channels", key) for node in nodes or (1,)]
+        return [Series(track, decoded) for track in tracks if track is not None]
 
-
-def test_a_rate_is_that_between_two_looks(clock: Time) -> None:
-    rates = Rates()
-    assert rates.with_details("q", {"ack": 7}) == {"ack": 7, "ack_details": {"rate": 0.0}}
-    clock.now += RATE_INTERVAL_S
-    assert rates.rates("q", {"ack": 17, "get": 1}) == {"ack": 10 / RATE_INTERVAL_S}
-    clock.now += RATE_INTERVAL_S / 2
-    # Too soon for another one: the latest stands.
-    assert rates.rates("q", {"ack": 99, "get": 9}) == {"ack": 10 / RATE_INTERVAL_S}
-    clock.now += RATE_INTERVAL_S / 2
-    found = rates.with_details("q", {"ack": 12, "get": 11})
-    # A counter that fell is that of another node's life.
-    assert found["ack_details"] == {"rate": 0.0}
-    assert found["get_details"] == {"rate": 10 / RATE_INTERVAL_S}
+    def details(self, name: str, wanted: Range | None = None, *nodes: int, **more: Any) -> Any:
+        found = self.rates.with_details(self.series(*nodes), {name: 0}, wanted, **more)
+        return found[f"{name}_details"]
 
 
-def test_ten_thousand_queues_have_rates(clock: Time) -> None:
-    rates = Rates()
-    names = [f"counter{number}" for number in range(18)]
-    for value in (0, 10):
-        for queue in range(10_000):
-            found = rates.rates(f"queue.{queue}", dict.fromkeys(names, value))
-            if value:
-                assert found["counter0"] == 10 / RATE_INTERVAL_S, queue
-        clock.now += RATE_INTERVAL_S
+def test_counters_have_rates() -> None:
+    clocked = Clocked()
+    clocked.put(ack=7)
+    assert clocked.rates.with_details(clocked.series(), {"ack": 7}) == {
+        "ack": 7, "ack_details": {"rate": 0.0}
+    }  # fmt: skip
+    clocked.now_ms += 1000
+    clocked.put(ack=17, get=1)
+    assert clocked.details("ack") == {"rate": 10.0}
+    assert clocked.details("get") == {"rate": 0.0}
+    assert clocked.rates.with_details([], {"ack": 1}) == {"ack": 1, "ack_details": {"rate": 0.0}}
 
 
-def test_what_is_remembered_is_bounded(clock: Time) -> None:
-    rates = Rates()
-    for queue in range(RATES_MAX + 5):
-        rates.rates(f"queue.{queue}", {"ack": queue})
-    assert len(rates._known) == 5
-
-
-def details(rates: Rates, value: float, wanted: Range | None = None, key: str = "q") -> Any:
-    return rates.with_details(key, {"ack": value}, wanted)["ack_details"]
-
-
-def test_samples_are_those_of_looks_the_newest_first(clock: Time) -> None:
-    rates, wanted = Rates(), Range(20, 10)
-    assert details(rates, 0, wanted)["samples"] == [{"sample": 0, "timestamp": 6_000_000}]
+def test_samples_are_those_of_each_second_the_newest_first() -> None:
+    clocked, wanted = Clocked(), Range(20, 10)
+    clocked.put(ack=0)
+    assert clocked.details("ack", wanted)["samples"] == [{"sample": 0, "timestamp": 6_000_000}]
     for value in (10, 20, 30, 40):
-        clock.now += RATE_INTERVAL_S
-        found = details(rates, value, wanted)
-    assert found == {
-        "rate": 2.0,
+        clocked.now_ms += 5000
+        clocked.put(ack=value)
+    assert clocked.details("ack", wanted) == {
+        "rate": 10.0,
         "samples": [
             {"sample": 40, "timestamp": 6_020_000},
             {"sample": 20, "timestamp": 6_010_000},
@@ -91,104 +65,68 @@ def test_samples_are_those_of_looks_the_newest_first(clock: Time) -> None:
         "avg": 20.0,
     }
     # Times are multiples of the step, and a sample stands until the next.
-    clock.now += 3.0
-    rows = details(rates, 99, Range(5, 1))["samples"]
+    clocked.now_ms += 3000
+    rows = clocked.details("ack", Range(5, 1))["samples"]
     assert rows == [{"sample": 40, "timestamp": (6_023 - ago) * 1000} for ago in range(4)] + [
         {"sample": 30, "timestamp": 6_019_000},
         {"sample": 30, "timestamp": 6_018_000},
     ]
-    assert details(rates, 99) == {"rate": 2.0}
 
 
-def test_what_was_not_there_has_no_samples(clock: Time) -> None:
-    rates, wanted = Rates(), Range(60, 5)
-    rates.with_details("q", {"ack": 1}, wanted)
-    clock.now += RATE_INTERVAL_S
-    found: Any = rates.with_details("q", {"ack": 2, "get": 7}, wanted)
-    assert len(found["ack_details"]["samples"]) == 2
-    assert found["get_details"]["samples"] == [{"sample": 7, "timestamp": 6_005_000}]
-    assert "avg" not in found["get_details"]
-    clock.now += RATE_INTERVAL_S
-    found = rates.with_details("q", {"ack": 2}, wanted)
-    assert set(found) == {"ack", "ack_details"}
+def test_numbers_of_several_nodes_are_added() -> None:
+    clocked, wanted = Clocked(), Range(10, 5)
+    for node in (1, 2):
+        clocked.put(node=node, ack=100 * node)
+        clocked.details("ack", wanted, 1, 2)
+    clocked.now_ms += 5000
+    for node in (1, 2):
+        clocked.put(node=node, ack=100 * node + 5)
+    found = clocked.details("ack", wanted, 1, 2)
+    assert found["rate"] == 10.0
+    assert [row["sample"] for row in found["samples"]] == [310, 300]
 
 
-def test_a_length_may_fall_and_a_counter_that_fell_began_anew(clock: Time) -> None:
-    rates, wanted = Rates(), Range(60, 5)
-    for value in (50, 20):
-        length: Any = rates.with_details("length", {"messages": value}, wanted, falls=True)
-        counter = details(rates, value, wanted)
-        clock.now += RATE_INTERVAL_S
-    assert (length["messages_details"]["rate"], counter["rate"]) == (-6.0, 0.0)
-    assert (length["messages_details"]["avg_rate"], counter["avg_rate"]) == (-6.0, 0.0)
+def test_what_was_not_there_has_no_samples() -> None:
+    clocked, wanted = Clocked(), Range(60, 5)
+    clocked.put(ack=1)
+    clocked.details("ack", wanted)
+    clocked.now_ms += 5000
+    clocked.put(ack=2, get=7)
+    assert len(clocked.details("ack", wanted)["samples"]) == 2
+    found = clocked.details("get", wanted)
+    assert found["samples"] == [{"sample": 7, "timestamp": 6_005_000}]
+    assert "avg" not in found
 
 
-def test_histories_are_bounded(clock: Time) -> None:
-    """In length and number; the one that was asked for longest ago goes."""
-    rates, wanted = Rates(), Range(100_000, 5)
-    for _ in range(SAMPLES_MAX + 9):
-        found = details(rates, 1, wanted)
-        clock.now += RATE_INTERVAL_S
-    assert len(found["samples"]) == SAMPLES_MAX
-    for number in range(HISTORIES_MAX):
-        details(rates, 1, wanted, f"q{number}")
-    assert len(rates._histories) == HISTORIES_MAX
-    assert len(details(rates, 1, wanted)["samples"]) == 1
-    details(rates, 1, wanted, "q0")
-    rates.forget()
-    assert len(details(rates, 1, wanted)["samples"]) == 1
+def test_a_length_may_fall_and_a_counter_that_fell_began_anew() -> None:
+    clocked, wanted = Clocked(), Range(60, 5)
+    clocked.put(n=50)
+    clocked.details("n", wanted)
+    clocked.now_ms += 5000
+    clocked.put(n=20)
+    length, counter = clocked.details("n", wanted, falls=True), clocked.details("n", wanted)
+    assert (length["rate"], counter["rate"]) == (-30.0, 0.0)
+    assert (length["avg_rate"], counter["avg_rate"]) == (-6.0, 0.0)
 
 
-async def test_what_was_asked_for_lately_is_looked_at_without_a_request(clock: Time) -> None:
-    rates, wanted = Rates(), Range(600, 5)
-    seen = 0
-
-    async def look() -> None:
-        nonlocal seen
-        seen += 1
-        details(rates, seen, wanted)
-
-    async def gone() -> None:
-        raise NotFound("the queue is deleted")
-
-    await look()
-    rates.watch("q", look)
-    rates.watch("gone", gone)
-    while clock.now < 1000 + WATCH_S:
-        clock.now += RATE_INTERVAL_S
-        await rates.look()
-        assert list(rates._watches) == ["q"]
-    assert seen == 1 + WATCH_S / RATE_INTERVAL_S
-    clock.now += RATE_INTERVAL_S
-    await rates.look()
-    assert not rates._watches
-    await rates.stop()
-
-
-async def test_watches_are_bounded(clock: Time) -> None:
-    rates = Rates()
-
-    async def look() -> None:
-        pass
-
-    for number in range(WATCHES_MAX + 1):
-        rates.watch(number, look)
-    assert list(rates._watches) == list(range(1, WATCHES_MAX + 1))
-    await rates.stop()
-    assert not rates._watches
+def test_histories_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was asked for longest ago goes."""
+    monkeypatch.setattr(read_model, "HISTORIES_MAX", 2)
+    clocked, wanted = Clocked(), Range(10, 1)
+    for key in "abc":
+        clocked.put(key, ack=1)
+    clocked.now_ms += 1000
+    for key in "abac":
+        clocked.rates.with_details(clocked.series(key=key), {"ack": 1}, wanted)
+    known = {key: clocked.series(key=key)[0].track.history is not None for key in "abc"}
+    assert known == {"a": True, "b": False, "c": True}
+    clocked.model.forget(1)
+    assert clocked.model.load() == {"entries": 0, "histories": 0}
 
 
 def test_ranges_of_a_request() -> None:
-    assert ranges_in({"lengths_age": "60", "msg_rates_incr": "5"}) is not None
-    assert not ranges_in({"lengths_age": "60", "msg_rates_incr": "5"}).wanted
     assert ranges_in({}) == NO_RANGES
-    query = {
-        f"{name}_{part}": text
-        for name in ("lengths", "msg_rates", "data_rates", "node_stats")
-        for part, text in (("age", "60"), ("incr", "5"))
-    }
-    found = ranges_in(query)
-    assert found.lengths == found.messages == found.data == found.node == Range(60, 5)
-    for wrong in ("0", "-1", "x", "", "1.5"):
+    assert ranges_in({"lengths_age": "60", "lengths_incr": "5"}).lengths == Range(60, 5)
+    for age, step in (("0", "5"), ("5", "0"), ("x", "5"), ("-5", "5"), (str(SAMPLES_MAX), "1")):
         with pytest.raises(ApiError):
-            ranges_in(query | {"data_rates_incr": wrong})
+            ranges_in({"msg_rates_age": age, "msg_rates_incr": step})

@@ -220,7 +220,7 @@ async def test_a_violated_invariant_in_a_request_ends_the_process(
     async def violated() -> None:
         raise InvariantViolated("a test says so")
 
-    monkeypatch.setattr(cluster.nodes[1].broker.cluster, "list_nodes", violated)
+    monkeypatch.setattr(cluster.nodes[1].broker.cluster, "nodes", violated)
     async with httpx.AsyncClient(auth=("guest", "guest")) as browser:
         await browser.get(f"http://127.0.0.1:{server.ports[0]}/api/nodes")
     assert [type(error) for error in faults] == [InvariantViolated]

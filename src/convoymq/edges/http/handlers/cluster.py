@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from convoymq.broker.changes import CLUSTER_NAME, hash_sha256, set_global_parameter
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import bad_request
@@ -19,10 +17,7 @@ routes = Routes()
 
 @routes.add("GET", "overview")
 async def overview(call: Call) -> JsonObject:
-    visible = call.visible
-    look = partial(resources.overview, call.broker, call.rates, visible, call.ranges)
-    call.watch(("overview", frozenset(visible)), look)
-    return await look()
+    return await resources.overview(call.broker, call.rates, call.visible, call.ranges)
 
 
 @routes.add("GET", "whoami")
@@ -99,9 +94,9 @@ async def forget_auth_attempts(call: Call) -> Status:
 
 @routes.add("DELETE", "reset")
 async def reset(call: Call) -> Status:
-    """Forgets what this node knows of counters at earlier looks: rates begin anew."""
+    """Forgets the samples that this node has: rates and histories begin anew."""
     call.need(call.is_administrator)
-    call.rates.forget()
+    call.broker.cluster.model.forget_histories()
     return Status(DONE)
 
 
@@ -173,8 +168,8 @@ async def deprecated_features_used(call: Call) -> list[JsonObject]:
     records = call.broker.tree.queues.all()
     if any(not record.durable and record.owner is None for record in records):
         used.add("transient_nonexcl_queues")
-    channels = await call.broker.cluster.list_channels()
-    if any(channel.get("global_prefetch_count") for channel in channels):
+    channels = await call.broker.cluster.channels()
+    if any(channel.row.get("global_prefetch_count") for channel in channels):
         used.add("global_qos")
     return [row for row in await deprecated_features(call) if row["name"] in used]
 

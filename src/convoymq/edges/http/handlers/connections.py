@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from convoymq.broker.cluster_queries import Known
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found
@@ -30,14 +31,9 @@ def _owned_by_caller(call: Call, rows: list[JsonObject]) -> list[JsonObject]:
 
 @routes.listing("connections")
 async def connections(call: Call) -> list[JsonObject]:
-    look = partial(_all_connections, call)
-    call.watch("connections", look)
-    return _owned_by_caller(call, await look())
-
-
-async def _all_connections(call: Call) -> list[JsonObject]:
-    rows = await call.broker.cluster.list_connections()
-    return [resources.connection_row(row, call.rates, call.ranges) for row in rows]
+    found = await call.broker.cluster.connections()
+    rows = [resources.connection_row(known, call.rates, call.ranges) for known in found]
+    return _owned_by_caller(call, rows)
 
 
 @routes.listing("vhosts/{vhost}/connections")
@@ -53,14 +49,21 @@ async def connections_by(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "connections/{name}")
 async def connection(call: Call) -> JsonObject:
-    return call.chosen(await connections(call), "name")[0]
+    """One that was opened a moment ago on another node is in no list yet: nodes are asked."""
+    for row in await connections(call):
+        if row["name"] == call.path["name"]:
+            return row
+    return call.chosen(
+        _owned_by_caller(call, await call.broker.cluster.list_connections()), "name"
+    )[0]
 
 
 @routes.add("DELETE", "connections/username/{user}")
 async def close_connections_of(call: Call) -> Status:
     call.need(call.is_administrator or call.path["user"] == call.user.name)
-    for row in await connections_by(call):
-        await call.broker.cluster.close_connection(str(row["name"]), _reason(call))
+    for row in await call.broker.cluster.list_connections():
+        if row.get("user") == call.path["user"]:
+            await call.broker.cluster.close_connection(str(row["name"]), _reason(call))
     return Status(DONE)
 
 
@@ -88,14 +91,9 @@ async def channels_of(call: Call) -> list[JsonObject]:
 
 @routes.listing("channels")
 async def channels(call: Call) -> list[JsonObject]:
-    look = partial(_all_channels, call)
-    call.watch("channels", look)
-    return _owned_by_caller(call, await look())
-
-
-async def _all_channels(call: Call) -> list[JsonObject]:
-    rows = await call.broker.cluster.list_channels()
-    return [resources.channel_row(row, call.rates, call.ranges) for row in rows]
+    found = await call.broker.cluster.channels()
+    rows = [resources.channel_row(known, call.rates, call.ranges) for known in found]
+    return _owned_by_caller(call, rows)
 
 
 @routes.listing("vhosts/{vhost}/channels")
@@ -107,44 +105,41 @@ async def channels_in(call: Call) -> list[JsonObject]:
 @routes.add("GET", "channels/{name}")
 async def channel(call: Call) -> JsonObject:
     name = call.path["name"]
-    look = partial(_look, call, name)
-    call.watch(("channel", name), look)
-    row = await look()
-    if row is None or not _owned_by_caller(call, [row]):
-        raise object_not_found()
-    return row
+    for known in await call.broker.cluster.channels():
+        if known.row.get("name") == name and _owned_by_caller(call, [known.row]):
+            return _with_partners(call, known)
+    raise object_not_found()
 
 
-async def _look(call: Call, name: str) -> JsonObject | None:
+def _with_partners(call: Call, known: Known) -> JsonObject:
     """Returns a channel with what it published to each exchange, and got from each queue."""
-    rates = call.rates
-    for row in await call.broker.cluster.list_channels():
-        if row.get("name") != name:
-            continue
-        vhost = row.get("vhost")
-        published, delivered = part(row, "published_to"), part(row, "delivered_from")
-        key = f"channel.{row.get('node')}.{name}"
-        publishes = [
-            resources.detailed(
-                f"{key}.to.{exchange}",
-                {"exchange": {"name": exchange, "vhost": vhost}},
-                {"publish": count_in(published, exchange)},
-                rates,
-            )
-            for exchange in published
-        ]
-        deliveries = [
-            resources.detailed(
-                f"{key}.from.{queue}",
-                {"queue": {"name": queue, "vhost": vhost}},
-                resources.delivered_stats(part(delivered, queue)),
-                rates,
-            )
-            for queue in delivered
-        ]
-        found = resources.channel_row(row, rates, call.ranges)
-        return found | {"publishes": publishes, "deliveries": deliveries}
-    return None
+    row, vhost = known.row, known.row.get("vhost")
+    publishes = [
+        resources.detailed(
+            {"exchange": {"name": exchange, "vhost": vhost}},
+            row,
+            partial(_published_to, exchange),
+            call.rates,
+            known.series,
+        )
+        for exchange in part(row, "published_to")
+    ]
+    deliveries = [
+        resources.detailed(
+            {"queue": {"name": queue, "vhost": vhost}},
+            row,
+            partial(resources.delivered_stats, queue),
+            call.rates,
+            known.series,
+        )
+        for queue in part(row, "delivered_from")
+    ]
+    found = resources.channel_row(known, call.rates, call.ranges)
+    return found | {"publishes": publishes, "deliveries": deliveries}
+
+
+def _published_to(exchange: str, channel: JsonObject) -> dict[str, int]:
+    return {"publish": count_in(part(channel, "published_to"), exchange)}
 
 
 @routes.listing("consumers")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found, put_status
 from convoymq.edges.http.fields import exchange_name, table_in, text_in, truth
@@ -17,11 +15,11 @@ routes = Routes()
 
 
 async def _all(call: Call, visible: set[str]) -> list[JsonObject]:
-    published = await call.broker.cluster.published()
+    routes = await call.broker.cluster.routes()
     rows = resources.exchanges(call.broker, visible)
     for row in rows:
-        vhost, name = str(row["vhost"]), str(row["name"])
-        row |= resources.exchange_stats(vhost, name, published, call.rates, call.ranges)
+        known = routes.get((str(row["vhost"]), str(row["name"])), [])
+        row |= resources.exchange_stats(known, call.rates, call.ranges)
     return rows
 
 
@@ -48,34 +46,39 @@ def existing_exchange(call: Call) -> Exchange:
 async def exchange(call: Call) -> JsonObject:
     found, vhost = existing_exchange(call), call.vhost()
     row = resources.exchange_row(call.broker.tree.vhosts.get(vhost), found)
-    look = partial(_look, call, vhost, found.name)
-    call.watch(("exchange", vhost, found.name), look)
-    return row | await look()
+    return row | await _traffic(call, vhost, found.name)
 
 
-async def _look(call: Call, vhost: str, exchange: str) -> JsonObject:
+async def _traffic(call: Call, vhost: str, exchange: str) -> JsonObject:
     """Returns what was published to an exchange, by which channels, and where it went."""
     cluster, rates = call.broker.cluster, call.rates
-    published = await cluster.published()
-    key = f"exchange.{vhost}/{exchange}"
-    incoming = []
-    for channel in await cluster.list_channels():
-        count = part(channel, "published_to").get(exchange)
-        if channel.get("vhost") == vhost and isinstance(count, int):
-            what: JsonObject = {"channel_details": resources.channel_details(channel)}
-            own = f"{key}.{channel.get('node')}.{channel.get('name')}"
-            incoming.append(resources.detailed(own, what, {"publish": count}, rates))
-    out = part(published.get((vhost, exchange), {}), "out")
+
+    def published(channel: JsonObject) -> dict[str, int]:
+        return {"publish": count_in(part(channel, "published_to"), exchange)}
+
+    incoming = [
+        resources.detailed(
+            {"channel_details": resources.channel_details(channel.row)},
+            channel.row,
+            published,
+            rates,
+            channel.series,
+        )
+        for channel in await cluster.channels()
+        if channel.row.get("vhost") == vhost and exchange in part(channel.row, "published_to")
+    ]
+    out = part((await cluster.published()).get((vhost, exchange), {}), "out")
     outgoing = [
         resources.detailed(
-            f"{key}.{queue}",
             {"queue": {"name": queue, "vhost": vhost}},
-            {"publish": count_in(out, queue)},
+            {"publish": out[queue]},
+            lambda row: {"publish": count_in(row, "publish")},
             rates,
         )
         for queue in out
     ]
-    stats = resources.exchange_stats(vhost, exchange, published, rates, call.ranges)
+    known = (await cluster.routes()).get((vhost, exchange), [])
+    stats = resources.exchange_stats(known, rates, call.ranges)
     return {**stats, "incoming": incoming, "outgoing": outgoing}
 
 

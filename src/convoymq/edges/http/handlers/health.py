@@ -7,16 +7,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
 
+from convoymq.broker.records import QueueRecord
 from convoymq.edges.certificates import expiry_of
 from convoymq.edges.http import messages, resources
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import Call, object_not_found
 from convoymq.edges.http.fields import number
 from convoymq.edges.http.handlers.queues import queues, queues_in
-from convoymq.edges.http.lists import matching
+from convoymq.edges.http.lists import Lazy, matching
 from convoymq.edges.http.routes import Routes
 from convoymq.model.errors import BrokerError
 from convoymq.model.json import JsonObject
+from convoymq.model.slices import in_slices
 from convoymq.routing.types import QueueType
 
 ALIVENESS_QUEUE = "aliveness-test"
@@ -253,16 +255,17 @@ async def check_all_leaders(call: Call) -> Verdict:
     return await _leaderless(await queues(call), call.path["p"])
 
 
-async def _leaderless(rows: list[JsonObject], pattern: str) -> Verdict:
+async def _leaderless(found: Lazy[QueueRecord], pattern: str) -> Verdict:
+    records = await matching(list(found.items), pattern, found.name, ignore_case=False)
     missing = [
         {
-            "readable_name": f"queue '{row['name']}' in vhost '{row['vhost']}'",
-            "name": row["name"],
-            "virtual_host": row["vhost"],
+            "readable_name": f"queue '{record.name}' in vhost '{record.vhost}'",
+            "name": record.name,
+            "virtual_host": record.vhost,
             "type": "quorum",
         }
-        for row in await matching(rows, pattern, ignore_case=False)
-        if row["type"] == "quorum" and row.get("leader") is None
+        async for record in in_slices(records)
+        if record.type is QueueType.QUORUM and (found.row(record) or {}).get("leader") is None
     ]
     return _unhealthy("queues without a leader", queues=missing) if missing else _healthy()
 

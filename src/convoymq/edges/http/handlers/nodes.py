@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from convoymq.broker.changes import ForgetNode
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import ApiError, bad_request
@@ -24,9 +22,7 @@ MEMORY_OF_KINDS = {"quorum": "quorum_queue_procs", "stream": "stream_queue_procs
 @routes.listing("nodes")
 async def nodes(call: Call) -> list[JsonObject]:
     call.need(call.is_monitor)
-    look = partial(resources.nodes, call.broker, call.rates, call.ranges)
-    call.watch("nodes", look)
-    return await look()
+    return await resources.nodes(call.broker, call.rates, call.ranges)
 
 
 @routes.add("GET", "nodes/{node}")

@@ -10,6 +10,7 @@ from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found, put_status
 from convoymq.edges.http.fields import number, number_in, table_in, text_in, truth, truth_in
 from convoymq.edges.http.json_values import count_in, part
+from convoymq.edges.http.lists import Lazy
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
 
@@ -21,42 +22,50 @@ WAIT_S = 3600
 say."""
 
 
-async def _all(call: Call) -> list[JsonObject]:
-    """Returns the rows of all queues. They are not watched: that would look at every queue."""
-    return await resources.queues(call.broker, call.rates, call.ranges)
-
-
 @routes.listing("queues")
-async def queues(call: Call) -> list[JsonObject]:
-    return resources.visible_rows(await _all(call), call.visible)
+async def queues(call: Call) -> Lazy[QueueRecord]:
+    return await _listed(call, call.visible)
 
 
 @routes.listing("queues/detailed")
-async def queues_detailed(call: Call) -> list[JsonObject]:
+async def queues_detailed(call: Call) -> Lazy[QueueRecord]:
     return await queues(call)
 
 
 @routes.listing("queues/{vhost}")
-async def queues_in(call: Call) -> list[JsonObject]:
-    vhost = call.vhost()
-    rows = await _all(call)
-    return resources.visible_rows(rows, {vhost})
+async def queues_in(call: Call) -> Lazy[QueueRecord]:
+    return await _listed(call, {call.vhost()})
 
 
-async def _look(call: Call, record: QueueRecord) -> JsonObject | None:
-    broker, group = call.broker, record.group
-    live = (await broker.cluster.queue_infos([group])).get(group)
-    return resources.queue_row(broker, record, live, call.rates, call.ranges)
+async def _listed(call: Call, visible: set[str]) -> Lazy[QueueRecord]:
+    """Returns the queues of virtual hosts; rows are made of those that are shown."""
+    broker, rates, ranges = call.broker, call.rates, call.ranges
+    await broker.cluster.sampler.read_figures()
+
+    def row(record: QueueRecord) -> JsonObject | None:
+        if call.flag("disable_stats"):
+            return resources.plain_queue_row(
+                broker, record, with_totals=call.flag("enable_queue_totals")
+            )
+        known = broker.cluster.queue(record)
+        return resources.queue_row(broker, record, known, rates, ranges)
+
+    return Lazy(
+        items=[record for record in broker.tree.queues.all() if record.vhost in visible],
+        name=lambda record: record.name,
+        row=row,
+        value=partial(resources.queue_value, broker),
+    )
 
 
 async def _partners(call: Call, vhost: str, name: str) -> JsonObject:
     """Returns from which exchanges a queue got messages, and what which channel got of them."""
-    cluster, rates, key = call.broker.cluster, call.rates, f"queue.{vhost}/{name}"
+    cluster, rates = call.broker.cluster, call.rates
     incoming = [
         resources.detailed(
-            f"{key}.from.{exchange}",
             {"exchange": {"name": exchange, "vhost": vhost}},
-            {"publish": count_in(part(row, "out"), name)},
+            part(row, "out"),
+            lambda out: {"publish": count_in(out, name)},
             rates,
         )
         for (place, exchange), row in (await cluster.published()).items()
@@ -64,13 +73,14 @@ async def _partners(call: Call, vhost: str, name: str) -> JsonObject:
     ]
     deliveries = [
         resources.detailed(
-            f"{key}.to.{channel.get('node')}.{channel.get('name')}",
-            {"channel_details": resources.channel_details(channel)},
-            resources.delivered_stats(part(part(channel, "delivered_from"), name)),
+            {"channel_details": resources.channel_details(channel.row)},
+            channel.row,
+            partial(resources.delivered_stats, name),
             rates,
+            channel.series,
         )
-        for channel in await cluster.list_channels()
-        if channel.get("vhost") == vhost and name in part(channel, "delivered_from")
+        for channel in await cluster.channels()
+        if channel.row.get("vhost") == vhost and name in part(channel.row, "delivered_from")
     ]
     return {"incoming": incoming, "deliveries": deliveries}
 
@@ -81,10 +91,9 @@ async def queue(call: Call) -> JsonObject:
     record = broker.tree.queues.find(call.vhost(), call.path["name"])
     if record is None:
         raise object_not_found()
-    look = partial(_look, call, record)
-    call.watch(("queue", record.group), look)
-    row = await look()
+    known = await broker.cluster.ask_queue(record)
     consumers = await broker.cluster.list_consumers()
+    row = resources.queue_row(broker, record, known, call.rates, call.ranges)
     if row is None:
         # It went away meanwhile.
         raise object_not_found()

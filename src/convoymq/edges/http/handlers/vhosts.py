@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from convoymq.broker.changes import DeleteVhost, PutPermission, set_traced
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
@@ -30,9 +28,7 @@ async def vhosts(call: Call) -> list[JsonObject]:
 @routes.add("GET", "vhosts/{vhost}")
 async def one_vhost(call: Call) -> JsonObject:
     vhost = call.vhost()
-    look = partial(resources.vhosts, call.broker, call.rates, {vhost}, call.ranges)
-    call.watch(("vhost", vhost), look)
-    rows = await look()
+    rows = await resources.vhosts(call.broker, call.rates, {vhost}, call.ranges)
     if not rows:
         # It went away meanwhile.
         raise object_not_found()
