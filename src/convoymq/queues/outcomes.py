@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from convoymq.kernels import batch
+from convoymq.messages.amqp10.message import annotated
 from convoymq.messages.amqp10.values import Described, Symbol, decode, encode
-from convoymq.model.errors import Misuse
+from convoymq.model.errors import BrokerError, Misuse
+from convoymq.queues.interface import Delivery
 
 CMD_GRANT = 24
 CMD_MODIFY = 25
@@ -104,6 +106,24 @@ def annotations_of(error: bytes) -> bytes:
     names = ("x-opt-rejected-condition", "x-opt-rejected-description")
     said = {Symbol(name): field for name, field in zip(names, fields, strict=False) if field}
     return encode(said) if said else b""
+
+
+def with_headers(delivery: Delivery) -> Iterator[Delivery]:
+    """Yields the messages of a delivery with its annotations as headers, for protocols that know no
+    others; damaged ones as they are."""
+    for skip in range(delivery.messages):
+        one = delivery.without(skip).upto(1)
+        try:
+            record = annotated(batch.record(one.block, one.command, one.first), one.annotations)
+        except (BrokerError, ValueError):
+            yield one._replace(annotations=b"")
+            continue
+        builder = batch.CommandBuilder()
+        target = batch.PublishTarget(builder, 0, None)
+        target.publish((record,), 0, 0, 0)
+        builder.discard_unsent()
+        block = bytes(target.pending[0].bytes())
+        yield one._replace(block=block, command=0, first=0, annotations=b"")
 
 
 class Annotated:

@@ -239,6 +239,22 @@ def test_what_is_rejected_is_dead_lettered_with_its_error(
     }
 
 
+def test_what_was_said_of_a_message_is_read_by_pika(
+    dial: Callable[..., Any], queue: str, channel: Any
+) -> None:
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), b"x", inferred=True)
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=1)
+    receiver.receive(timeout=PATIENCE_S)
+    modify(receiver, reason="later")
+    receiver.close()
+    for method, properties, body in channel.consume(queue, auto_ack=True):
+        assert (method.redelivered, body) == (True, b"x")
+        assert properties.headers["x-opt-reason"] == "later"
+        break
+    channel.cancel()
+
+
 @KINDS
 def test_what_is_undeliverable_here_goes_to_others_until_none_is_left(
     dial: Callable[..., Any], channel: Any, names: Names, mirroring: None, kind: str

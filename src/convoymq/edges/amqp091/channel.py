@@ -62,6 +62,7 @@ from convoymq.queues.interface import (
 )
 from convoymq.queues.message_checks import REPLY_PREFIX, CheckedMessage, check_message
 from convoymq.queues.message_properties import check_waits_nowhere, short_way_of
+from convoymq.queues.outcomes import with_headers
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp091.connection import Connection
@@ -513,6 +514,10 @@ class Channel(ClientEvents):
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """See `ClientEvents`."""
+        if delivery.annotations:
+            for one in with_headers(delivery):
+                self.on_deliver(client, one)
+            return
         consumer, _, _, _, _, count, acquired_count, *_ = delivery
         found = self.by_number.get(consumer)
         if self.closed or found is None or self.codec.state == CHANNEL_CLOSING:

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from convoymq.kernels.batch import CommandBuilder, PublishTarget, record
+from convoymq.messages.amqp091 import Properties
 from convoymq.messages.amqp10.values import Symbol, decode, encode
+from convoymq.messages.record import content_of, names_of, read_record
 from convoymq.model.errors import PreconditionFailed
-from convoymq.queues.interface import Modification
-from convoymq.queues.outcomes import annotations_of, merged
+from convoymq.queues.interface import Delivery, Modification
+from convoymq.queues.outcomes import annotations_of, merged, with_headers
 from convoymq.queues.quorum.machine import QuorumMachine
 from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
 
@@ -148,3 +151,21 @@ def test_errors_and_annotations_add_up() -> None:
     assert merged(both, b"") == both
     large = encode({Symbol("x-a"): "a" * (64 << 10)})
     assert merged(both, large) == both
+
+
+def test_annotations_are_headers_for_protocols_that_know_no_others() -> None:
+    builder = CommandBuilder()
+    target = PublishTarget(builder, 0, None)
+    for number in range(3):
+        target.publish((names_of("", "q"), content_of(Properties(), b"%d" % number)), 1, 0, 0)
+    builder.discard_unsent()
+    block = bytes(target.pending[0].bytes())
+    delivery = Delivery(1, 5, block, 0, 1, 2, 1, 3, annotations(a="v"))
+    found = []
+    for each in with_headers(delivery):
+        read = read_record(record(each.block, each.command, each.first))
+        found.append((each.first_id, each.messages, read.body, read.headers.to_plain()))
+        assert (each.acquired_count, each.failed_delivery_count, each.annotations) == (1, 3, b"")
+    assert found == [(5, 1, b"1", {"x-a": "v"}), (6, 1, b"2", {"x-a": "v"})]
+    (damaged,) = with_headers(delivery.upto(1)._replace(annotations=encode({1: 1})))
+    assert (damaged.block, damaged.annotations) == (block, b"")
