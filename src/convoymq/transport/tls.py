@@ -17,7 +17,7 @@ _VERSIONS = {"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_
 
 @dataclass(slots=True)
 class _Files:
-    """Where the parts of a context come from."""
+    """The files of a TLS context, and the stamp of those that are loaded."""
 
     certificate: str
     key: str
