@@ -107,6 +107,7 @@ export function Chart({ times, series, format, height = 180, label }) {
         {
           ...axis,
           space: 80,
+          size: 30,
           incrs: TIME_STEPS,
           values: (_, splits) => splits.map((at) => clock(at, times)),
         },

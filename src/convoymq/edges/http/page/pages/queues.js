@@ -45,16 +45,7 @@ export const QUEUE_COLUMNS = [
     cell: (row) => html`<${VhostLink} name=${row.vhost} />`,
   },
   { id: "type", label: "Type", sort: "type", cell: (row) => html`<${TypeTag} type=${kindOf(row)} />` },
-  { id: "features", label: "Features", opt: true, cell: (row) => html`<${Features} of=${row} />` },
   { id: "state", label: "State", sort: "state", cell: (row) => html`<${State} of=${row.state} />` },
-  {
-    id: "leader",
-    label: "Leader, members",
-    sort: "node",
-    opt: true,
-    title: "Leader, master or home; and how many members are online",
-    cell: (row) => html`<${Name} of=${row.leader ?? row.node ?? ""} most=${18} /> <${Members} of=${row} />`,
-  },
   {
     id: "ready",
     label: "Ready",
@@ -111,6 +102,15 @@ export const QUEUE_COLUMNS = [
     title: "Consumers",
     cell: (row) => number(row.consumers),
   },
+  {
+    id: "leader",
+    label: "Leader, members",
+    sort: "node",
+    opt: true,
+    title: "Leader, master or home; and how many members are online",
+    cell: (row) => html`<${Name} of=${row.leader ?? row.node ?? ""} most=${18} /> <${Members} of=${row} />`,
+  },
+  { id: "features", label: "Features", opt: true, cell: (row) => html`<${Features} of=${row} />` },
   {
     id: "size",
     label: "Bytes",
