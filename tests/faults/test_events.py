@@ -160,6 +160,7 @@ def few_files() -> Iterator[None]:
     "rabbitmq_global_messages_redelivered_total",
     "rabbitmq_global_messages_unroutable_dropped_total",
     "rabbitmq_global_messages_unroutable_returned_total",
+    "rabbitmq_global_publishers",
     "rabbitmq_identity_info",
     "rabbitmq_queue_consumers",
     "rabbitmq_queue_messages",

@@ -116,6 +116,10 @@ class ClusterQueries:
         await self.sampler.read_connections()
         return await self._listed("channels")
 
+    async def list_sessions(self, connection: str) -> list[Row]:
+        """Returns the sessions of a connection, by its name. Nodes before 0.4 have none."""
+        return await self._gather(["sessions", connection])
+
     async def list_consumers(self) -> list[Row]:
         """Returns the consumers and reservations of all nodes. Which consumer of a queue is active
         is known where the queue is decided about."""
@@ -377,6 +381,9 @@ class ClusterQueries:
                 return [{**c.info(), "node": self._nodes.own_name} for c in connections]
             case "channels":
                 return [row for c in connections for row in c.channel_infos()]
+            case ["sessions", name]:
+                found = (c.session_infos() for c in connections if c.name == name)
+                return [row for rows in found for row in rows or ()]
             case "consumers":
                 rows = [row for c in connections for row in c.consumer_infos()]
                 return rows + self._reservation_rows() + self._activity_rows()

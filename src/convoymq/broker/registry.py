@@ -29,6 +29,9 @@ class ConnectionHandle(Protocol):
     def channel_infos(self) -> list[Row]:
         """Returns the rows of the list of channels."""
 
+    def session_infos(self) -> list[Row] | None:
+        """Returns the sessions of AMQP 1.0 with their links; None: it speaks another protocol."""
+
     def consumer_infos(self) -> list[Row]:
         """Returns the rows of the list of consumers."""
 

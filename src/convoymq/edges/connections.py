@@ -71,6 +71,10 @@ class ClientConnection:
         """Returns the rows of the list of channels."""
         return []
 
+    def session_infos(self) -> list[Row] | None:
+        """Returns the sessions of AMQP 1.0 with their links; None: there are no such ones."""
+        return None
+
     def consumer_infos(self) -> list[Row]:
         """Returns the rows of the list of consumers."""
         return []

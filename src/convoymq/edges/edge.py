@@ -58,6 +58,12 @@ def message_metrics(protocol: str, counters: MessageCounters) -> list[Metric]:
     ]
 
 
+def client_gauges(protocol: str, *, publishers: int, consumers: int) -> list[Metric]:
+    """Returns how many of a protocol's clients publish and consume."""
+    found = (("publishers", publishers), ("consumers", consumers))
+    return [("gauge", f"global_{name}", {"protocol": protocol}, count) for name, count in found]
+
+
 class Incoming(Protocol):
     """A connection to a shared port, whose first bytes are known. Its edge calls either `attach`
     or `take_socket`."""

@@ -57,6 +57,7 @@ cdef class Publisher(_Socket):
     cdef public uint32_t next_seq
     cdef uint64_t next_tag
     cdef uint64_t low_tag
+    cdef uint64_t tag_limit
     cdef public uint64_t outstanding
     cdef list again
     cdef public long long published
@@ -66,7 +67,9 @@ cdef class Publisher(_Socket):
     cdef public uint64_t last_confirm_us
     cdef public uint64_t longest_gap_us
     cdef public uint64_t longest_gap_end_us
+    cdef void mark(self, unsigned char* p) noexcept
     cdef int resolve(self, uint64_t tag, bint multiple, bint ok) except *
+    cdef int resolve_range(self, uint64_t first, uint64_t tag, bint ok, bint every) except *
 
 cdef class Consumer(_Socket):
     cdef list ledgers

@@ -13,6 +13,7 @@ from cython.cimports.libc import errno, stdlib, string
 from cython.cimports.libc.stdint import uint16_t, uint32_t, uint64_t
 
 STAMP_SIZE = 16
+_UNLIMITED = cython.declare(uint64_t, 0xFFFFFFFFFFFFFFFF)
 _STAMP = cython.declare(cython.Py_ssize_t, 16)
 _INPUT = cython.declare(cython.Py_ssize_t, 262144)
 _OUTPUT = cython.declare(cython.Py_ssize_t, 262144)
@@ -353,6 +354,7 @@ class Publisher(_Socket):
         self.next_seq = 1
         self.next_tag = 1
         self.low_tag = 1
+        self.tag_limit = _UNLIMITED
         self.again = []
 
     def __dealloc__(self):
@@ -397,6 +399,7 @@ class Publisher(_Socket):
         self.closed = False
         self.next_tag = 1
         self.low_tag = 1
+        self.tag_limit = _UNLIMITED
         self.outstanding = 0
 
     def lost(self):
@@ -411,7 +414,7 @@ class Publisher(_Socket):
         p: cython.p_uchar
         seq: uint32_t
         again: list = self.again
-        while not self.closed and self.outstanding < self.window:
+        while not self.closed and self.outstanding < self.window and self.next_tag < self.tag_limit:
             if len(again):
                 seq = again[0]
             elif stop or (limit >= 0 and self.published >= limit):
@@ -437,6 +440,7 @@ class Publisher(_Socket):
             if self.number_at >= 0:
                 number: uint32_t = seq % self.distinct if self.distinct else seq
                 _write_number(p + self.number_at, number)
+            self.mark(p)
             slot: cython.Py_ssize_t = self.next_tag & (self.ring - 1)
             self.times[slot] = at
             self.seqs[slot] = seq
@@ -470,11 +474,23 @@ class Publisher(_Socket):
         return self.other(type, p, n, channel)
 
     @cython.cfunc
+    @cython.exceptval(check=False)
+    def mark(self, p: cython.p_uchar) -> cython.void:
+        """Writes what tells this message from others into its frames."""
+
+    @cython.cfunc
     def resolve(self, tag: uint64_t, multiple: cython.bint, ok: cython.bint) -> cython.int:
-        at: uint64_t = now_us()
         first: uint64_t = self.low_tag if multiple else tag
         if multiple and tag == 0:
             tag = self.next_tag - 1
+        return self.resolve_range(first, tag, ok, not multiple)
+
+    @cython.cfunc
+    def resolve_range(
+        self, first: uint64_t, tag: uint64_t, ok: cython.bint, every: cython.bint
+    ) -> cython.int:
+        """Takes the outcome of messages; `every`: all of them wait for it."""
+        at: uint64_t = now_us()
         if tag >= self.next_tag or first < self.low_tag:
             self.bad += 1
             return 0
@@ -483,7 +499,7 @@ class Publisher(_Socket):
             slot: cython.Py_ssize_t = t & (self.ring - 1)
             seq: uint32_t = self.seqs[slot]
             if seq == 0:
-                if not multiple:
+                if every:
                     self.bad += 1
                 continue
             self.seqs[slot] = 0

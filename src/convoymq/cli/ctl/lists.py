@@ -111,7 +111,7 @@ CONNECTION_COLUMNS: Columns = {
     **plain("auth_mechanism", "user", "vhost", "timeout", "frame_max", "channel_max"),
     **_table("client_properties"),
     **plain("connected_at", "recv_oct", "send_oct", "send_pend", "state", "channels"),
-    **plain("user_provided_name", "type"),
+    **plain("user_provided_name", "type", "container_id"),
 }
 CHANNEL_COLUMNS: Columns = {
     "pid": "name",
@@ -261,7 +261,7 @@ COMMANDS = (
     ),
     Command(
         "list_connections column*",
-        "Lists AMQP 0.9.1 connections",
+        "Lists AMQP 0.9.1 and AMQP 1.0 connections",
         tools=BOTH,
         banner="Listing connections ...",
         request=Request("GET", "connections"),

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import msgspec
 import typer
@@ -48,8 +48,18 @@ DistinctOption = Annotated[int, typer.Option(help="Numbers begin again after so 
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Check order, loss and duplicates.")]
 
 
-def _addresses(texts: list[str] | None, fallback: list[str] | None) -> list[Address]:
-    return [Address.parse(text) for text in texts or fallback or (DEFAULT_URI,)]
+class _Roles(TypedDict):
+    publisher_uris: list[Address]
+    consumer_uris: list[Address]
+    declare_uris: list[Address]
+
+
+def _roles(every: list[str] | None, *roles: list[str] | None) -> _Roles:
+    """Returns the addresses of publishers, consumers and declaring clients."""
+    publish, consume, declare = (
+        [Address.parse(text) for text in texts or every or (DEFAULT_URI,)] for texts in roles
+    )
+    return {"publisher_uris": publish, "consumer_uris": consume, "declare_uris": declare}
 
 
 def _pairs(option: str, texts: list[str] | None) -> dict[str, bool | int | str]:
@@ -90,6 +100,7 @@ def perf(
     pub_uri: Annotated[list[str] | None, typer.Option(help="Nodes of the publishers.")] = None,
     cons_uri: Annotated[list[str] | None, typer.Option(help="Nodes of the consumers.")] = None,
     decl_uri: DeclaringOption = None,
+    protocol: Annotated[str, typer.Option(help="amqp091 or amqp10.")] = "amqp091",
     queue_type: TypeOption = "quorum",
     declare_args: ArgumentsOption = None,
     queues: Annotated[int, typer.Option(help="Client i works on queue i mod QUEUES.")] = 1,
@@ -121,12 +132,11 @@ def perf(
     label: str = "",
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Publish and consume at an AMQP 0-9-1 broker; measure and check (exit code 1 with a table)."""
+    """Publish and consume at an AMQP broker; measure and check (exit code 1 with a table)."""
     with _refused():
         plan = Plan(
-            publisher_uris=_addresses(pub_uri, uri),
-            consumer_uris=_addresses(cons_uri, uri),
-            declare_uris=_addresses(decl_uri, uri),
+            **_roles(uri, pub_uri, cons_uri, decl_uri),
+            protocol=protocol,
             queue_type=queue_type,
             declare_arguments=_pairs("--declare-args", declare_args),
             queues=queues,

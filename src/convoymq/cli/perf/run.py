@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from convoymq.cli.perf.amqp10 import Amqp10Connection, reason_of, template_of
 from convoymq.cli.perf.connection import (
     NUMBER,
     Address,
@@ -28,7 +29,9 @@ from convoymq.cli.perf.connection import (
 )
 from convoymq.cli.perf.processes import BrokerProcesses
 from convoymq.edges.amqp091 import _spec, codec
+from convoymq.edges.amqp10.performatives import read
 from convoymq.kernels.perfclient import (
+    STAMP_SIZE,
     Consumer,
     Histogram,
     Ledger,
@@ -36,10 +39,13 @@ from convoymq.kernels.perfclient import (
     clock_us,
     work_through,
 )
+from convoymq.kernels.perfclient_amqp10 import Consumer10, Publisher10
 
 RECONNECT_PAUSE_S = 0.05
 IDLE_WAIT_S = 0.05
 ACK_PAUSE_S = 0.25
+CREDIT = 65_536
+"""Of a consumer of AMQP 1.0 without a prefetch."""
 TOPIC_GROUP = "perf"
 """Group of the consumers of a topic."""
 POLLED_MIN = 64
@@ -53,6 +59,7 @@ class Plan:
     publisher_uris: Sequence[Address]
     consumer_uris: Sequence[Address]
     declare_uris: Sequence[Address]
+    protocol: str = "amqp091"
     queue_type: str = "quorum"
     declare_arguments: Mapping[str, bool | int | str] = field(default_factory=dict)
     properties: _spec.Properties = field(default_factory=_spec.Properties)
@@ -90,6 +97,10 @@ class Plan:
                 hint = {"consumers": "; --mode pub only publishes",
                         "publishers": "; --mode cons only consumes"}.get(name, "")  # fmt: skip
                 raise ValueError(f"--{name.replace('_', '-')} lies between 1 and 65535{hint}")
+        if self.protocol not in ("amqp091", "amqp10"):
+            raise ValueError("--protocol is one of amqp091, amqp10")
+        if self.protocol == "amqp10" and self.topic:
+            raise ValueError("--protocol amqp10 works on queues")
         if self.verify and self.size < 16:
             raise ValueError("--verify needs --size of at least 16")
         if self.verify and self.topic:
@@ -135,7 +146,7 @@ class _Client:
         self.number = number
         self.addresses = addresses
         self.attempts = number
-        self.connection: Connection | None = None
+        self.connection: Connection | Amqp10Connection | None = None
         self.retry_at = 0.0
 
     def next_address(self) -> Address:
@@ -150,6 +161,7 @@ class Run:
     def __init__(self, plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> None:
         self.plan = plan
         self.on_progress = on_progress
+        self.is_amqp10 = plan.protocol == "amqp10"
         self.run_id = random.SystemRandom().randrange(1, 65_536)
         self.confirm_latency = Histogram()
         self.e2e_latency = Histogram()
@@ -161,7 +173,7 @@ class Run:
             self.publishers = [
                 (
                     _Client(k, plan.publisher_uris),
-                    Publisher(
+                    (Publisher10 if self.is_amqp10 else Publisher)(
                         self.ledgers[k], k, self.run_id, plan.in_flight, self.confirm_latency
                     ),
                 )
@@ -172,7 +184,7 @@ class Run:
             self.consumers = [
                 (
                     _Client(k, plan.consumer_uris),
-                    Consumer(
+                    (Consumer10 if self.is_amqp10 else Consumer)(
                         self.ledgers,
                         expected_run,
                         max(1, plan.ack_every),
@@ -228,6 +240,9 @@ class Run:
                     continue
 
     def _connect_publisher(self, client: _Client, publisher: Publisher) -> None:
+        if isinstance(publisher, Publisher10):
+            self._attach_publisher(client, publisher)
+            return
         connection = Connection(client.next_address())
         connection.confirm()
         plan = self.plan
@@ -248,7 +263,36 @@ class Run:
         )
         self._connected(client, publisher, connection)
 
+    def _attach_publisher(self, client: _Client, publisher: Publisher10) -> None:
+        connection = Amqp10Connection(client.next_address())
+        behind = connection.publish(self.plan.queue_name(client.number))
+        size = self.plan.size
+        made = template_of(size, self.plan.properties, frame_bytes_max=connection.frame_bytes_max)
+        connection.socket.setblocking(False)
+        publisher.start(
+            connection.socket.fileno(),
+            made.frames,
+            made.body_at if size >= STAMP_SIZE else -1,
+            number_position(made.frames),
+            self.plan.distinct,
+            made.places(connection.window),
+        )
+        publisher.feed(behind)
+        self._connected(client, publisher, connection)
+
+    def _attach_consumer(self, client: _Client, consumer: Consumer10) -> None:
+        connection = Amqp10Connection(client.next_address())
+        settled = self.plan.ack_every == 0
+        behind = connection.consume(self.plan.queue_name(client.number), settled=settled)
+        connection.socket.setblocking(False)
+        consumer.start(connection.socket.fileno(), self.plan.prefetch or CREDIT)
+        consumer.feed(behind)
+        self._connected(client, consumer, connection)
+
     def _connect_consumer(self, client: _Client, consumer: Consumer) -> None:
+        if isinstance(consumer, Consumer10):
+            self._attach_consumer(client, consumer)
+            return
         connection = Connection(client.next_address())
         behind = connection.consume(
             self.plan.queue_name(client.number),
@@ -262,7 +306,10 @@ class Run:
         self._connected(client, consumer, connection)
 
     def _connected(
-        self, client: _Client, worker: Publisher | Consumer, connection: Connection
+        self,
+        client: _Client,
+        worker: Publisher | Consumer,
+        connection: Connection | Amqp10Connection,
     ) -> None:
         client.connection = connection
         self._away -= 1
@@ -294,7 +341,9 @@ class Run:
         """Handles control frames and a broken connection of one client."""
         if worker.others:
             for kind, channel, payload in worker.others:
-                if kind == _spec.FRAME_METHOD:
+                if self.is_amqp10:
+                    self._ended(worker, payload)
+                elif kind == _spec.FRAME_METHOD:
                     self._control(worker, channel, payload)
             worker.others.clear()
         if worker.closed and client.connection is not None:
@@ -306,6 +355,13 @@ class Run:
             self._away += 1
             client.retry_at = time.monotonic() + RECONNECT_PAUSE_S
             worker.lost()
+
+    @staticmethod
+    def _ended(worker: Publisher | Consumer, payload: bytes) -> None:
+        reason = reason_of(read(payload)[0])
+        if reason:
+            print(f"perf: broker closed: {reason}", file=sys.stderr)
+            worker.closed = True
 
     def _control(self, worker: Publisher | Consumer, channel: int, payload: bytes) -> None:
         method = codec.decode_method(payload)
@@ -553,6 +609,7 @@ class Run:
         unconfirmed = sum(p.outstanding for p in workers[0])
         report: dict[str, object] = {
             "label": plan.label,
+            "protocol": plan.protocol,
             "mode": plan.mode,
             "queue_type": plan.queue_type,
             "queues": plan.queues,

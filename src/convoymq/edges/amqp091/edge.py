@@ -13,7 +13,15 @@ from convoymq.edges.amqp091.connection import Connection
 from convoymq.edges.amqp091.handshake import PROTOCOL_HEADERS, amqplain
 from convoymq.edges.amqp091.sockets import SocketShell, TlsShell
 from convoymq.edges.connections import close_all
-from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, RunInput, message_metrics
+from convoymq.edges.edge import (
+    Edge,
+    Incoming,
+    Metric,
+    NodeParts,
+    RunInput,
+    client_gauges,
+    message_metrics,
+)
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.model.tasks import Tasks
@@ -126,8 +134,11 @@ class AmqpEdge(Edge):
     def metrics(self) -> list[Metric]:
         channels = [c for each in self.connections.values() for c in each.channels.values()]
         consumers = sum(len(channel.consumers) for channel in channels)
-        found = message_metrics(AMQP, self.broker.counters.of(AMQP))
-        return [*found, ("gauge", "global_consumers", {"protocol": AMQP}, consumers)]
+        publishers = sum(channel.codec.published > 0 for channel in channels)
+        return [
+            *message_metrics(AMQP, self.broker.counters.of(AMQP)),
+            *client_gauges(AMQP, publishers=publishers, consumers=consumers),
+        ]
 
     def gone(self, connection: Connection | None) -> None:
         """A connection's socket is closed."""

@@ -25,6 +25,7 @@ from convoymq.edges.amqp10.errors import (
     fault_of,
 )
 from convoymq.edges.amqp10.frames import AMQP, HEADER_BYTES, SASL, Frame, FrameReader, frame
+from convoymq.edges.amqp10.lists import session_row
 from convoymq.edges.amqp10.performatives import (
     Begin,
     Close,
@@ -585,6 +586,10 @@ class Connection(ClientConnection):
     def sessions(self) -> list[int]:
         """Returns the sessions by which queues know this connection."""
         return [session.number for session in self.sessions_open.values()]
+
+    def session_infos(self) -> list[dict[str, object]]:
+        """Returns the rows of /api/connections/NAME/sessions."""
+        return [session_row(each) for _, each in sorted(self.sessions_open.items())]
 
     def consumer_infos(self) -> list[dict[str, object]]:
         """Returns the rows of /api/consumers."""

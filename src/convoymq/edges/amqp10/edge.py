@@ -9,8 +9,9 @@ from convoymq.broker.access import AMQP_10
 from convoymq.edges.amqp10.config import Amqp10Config
 from convoymq.edges.amqp10.connection import Connection
 from convoymq.edges.amqp10.opening import PROTOCOL_HEADERS
+from convoymq.edges.amqp10.receiving import Receiver
 from convoymq.edges.connections import close_all
-from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, message_metrics
+from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, client_gauges, message_metrics
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.model.clock import Timer
 from convoymq.model.tasks import Tasks
@@ -86,9 +87,12 @@ class Amqp10Edge(Edge):
 
     def metrics(self) -> list[Metric]:
         sessions = [s for each in self.connections.values() for s in each.sessions_open.values()]
-        found = message_metrics(AMQP_10, self.broker.counters.of(AMQP_10))
         consumers = sum(len(session.senders) for session in sessions)
-        return [*found, ("gauge", "global_consumers", {"protocol": AMQP_10}, consumers)]
+        publishers = sum(isinstance(link, Receiver) for s in sessions for link in s.receivers)
+        return [
+            *message_metrics(AMQP_10, self.broker.counters.of(AMQP_10)),
+            *client_gauges(AMQP_10, publishers=publishers, consumers=consumers),
+        ]
 
     def want_flush(self, shell: SocketShell) -> None:
         """Writes a connection's output at the end of the round."""

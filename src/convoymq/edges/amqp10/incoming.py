@@ -14,7 +14,7 @@ from convoymq.edges.amqp10.errors import (
     session_fault,
 )
 from convoymq.edges.amqp10.link import SETTLED, UNSETTLED, Link
-from convoymq.edges.amqp10.performatives import Attach, Detach, Flow, Transfer
+from convoymq.edges.amqp10.performatives import Attach, Detach, Flow, Transfer, address_of_terminus
 from convoymq.edges.amqp10.serial import following
 from convoymq.edges.amqp10.states import LinkState
 
@@ -37,13 +37,14 @@ class Incoming(Link, ABC):
         self, session: Session, attach: Attach, *, credit_max: int, message_size_max: int
     ) -> None:
         super().__init__(session, attach.handle, attach.name)
+        self.address = address_of_terminus(attach.target)
         self.snd_settle_mode = attach.snd_settle_mode
         self.delivery_count = attach.initial_delivery_count or 0
         self.credit = 0
         self.unconfirmed = 0
         """Messages that are in work."""
         self._credit_max = credit_max
-        self._message_size_max = message_size_max
+        self.message_size_max = message_size_max
         self._delivery: Transfer | None = None
         """First transfer of the delivery that is under way."""
         self._parts = bytearray()
@@ -70,7 +71,7 @@ class Incoming(Link, ABC):
                 rcv_settle_mode=0,
                 source=attach.source,
                 target=attach.target,
-                max_message_size=self._message_size_max,
+                max_message_size=self.message_size_max,
                 properties=self.properties,
             )
         )
@@ -117,7 +118,7 @@ class Incoming(Link, ABC):
             self._reset()
             self.renew_credit()
             return
-        size, most = len(self._parts) + len(payload), self._message_size_max
+        size, most = len(self._parts) + len(payload), self.message_size_max
         if size > most:
             raise session_fault(
                 MESSAGE_SIZE_EXCEEDED,

@@ -6,13 +6,13 @@ A link that has no queue (`Direct`) hands on what is given to it, settled: nobod
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.edges.amqp10.errors import MESSAGE_SIZE_EXCEEDED, link_fault
 from convoymq.edges.amqp10.frames import HEADER_BYTES
 from convoymq.edges.amqp10.link import SETTLED, Link
-from convoymq.edges.amqp10.performatives import Attach, Detach, Flow
+from convoymq.edges.amqp10.performatives import Attach, Detach, Flow, address_of_terminus
 from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead, following
 from convoymq.edges.amqp10.states import LinkState
 from convoymq.kernels.amqp10_delivery import transfer_frame
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TRANSFER_BYTES_MAX = 96
 """Of a transfer's performative with all fields that are used here."""
 UNLIMITED = (1 << 64) - 1
+NO_FILTERS: Mapping[Value, Value] = {}
 
 
 class Outgoing(Link, ABC):
@@ -31,6 +32,9 @@ class Outgoing(Link, ABC):
 
     def __init__(self, session: Session, attach: Attach) -> None:
         super().__init__(session, attach.handle, attach.name)
+        self.address = address_of_terminus(attach.source)
+        self.filters = NO_FILTERS
+        """Filters in force."""
         self.settled = attach.snd_settle_mode == SETTLED
         self.message_size_max = attach.max_message_size or UNLIMITED
         self.delivery_count = 0

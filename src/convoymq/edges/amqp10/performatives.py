@@ -452,3 +452,8 @@ class SaslOutcome(Composite):
 
 SASL = (SaslMechanisms, SaslInit, SaslOutcome)
 """Performatives of frames of type 1."""
+
+
+def address_of_terminus(terminus: object) -> Value:
+    """Returns the address of a link's source or target; None: it has none."""
+    return terminus.address if isinstance(terminus, Source | Target) else None

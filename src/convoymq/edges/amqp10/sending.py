@@ -75,7 +75,8 @@ class Sender(Outgoing):
         self.number = session.last_number
         self.ready = 0
         """Messages in the queue, by its last answer."""
-        self._filters = filters
+        if filters:
+            self.filters = filters
         self._sent = 0
         self._got = 0
         self._limit = 0
@@ -149,7 +150,7 @@ class Sender(Outgoing):
                     source,
                     capabilities=source.capabilities if source.dynamic else (),
                     distribution_mode="copy" if streams else "move",
-                    filter={Symbol(name): value for name, value in self._filters.items()} or None,
+                    filter={Symbol(name): value for name, value in self.filters.items()} or None,
                     default_outcome=Released(),
                     outcomes=OUTCOMES,
                 ),

@@ -10,6 +10,7 @@ HELP: dict[str, str] = {
     "rabbitmq_channels": "Open channels",
     "rabbitmq_consumers": "Consumers of this node's clients",
     "rabbitmq_global_consumers": "Consumers of this node's clients",
+    "rabbitmq_global_publishers": "Channels that have published, and links of publishers",
     "rabbitmq_connections_opened_total": "Connections opened",
     "rabbitmq_connections_closed_total": "Connections closed",
     "rabbitmq_channels_opened_total": "Channels opened",

@@ -112,8 +112,7 @@ def _edges(text: Text, broker: Broker) -> None:
     channels = [row for connection in connections for row in connection.channel_infos()]
     text.gauge("connections", len(connections))
     text.gauge("channels", len(channels))
-    consumers = sum(int(row.get("consumer_count", 0)) for row in channels)
-    text.gauge("consumers", consumers)
+    text.gauge("consumers", sum(len(each.consumer_infos()) for each in connections))
     for name in ("connections_opened", "connections_closed", "channels_opened", "channels_closed"):
         text.counter(f"{name}_total", getattr(counters, name))
     for name in ("declared", "created", "deleted"):

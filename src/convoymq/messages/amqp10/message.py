@@ -143,7 +143,7 @@ def composed_transfer(
         notes |= annotations_of(annotations)
     first = not (acquired_count or failed_count or told)
     return (
-        header_section(_header(properties, first_acquirer=first, delivery_count=failed_count))
+        header_section(header_of(properties, first_acquirer=first, delivery_count=failed_count))
         + annotations_section(notes)
         + bare
     )
@@ -175,7 +175,8 @@ def annotated(record: bytes, annotations: bytes) -> bytes:
     return names + with_properties(content, replace(header, properties=properties))
 
 
-def _header(properties: Properties, *, first_acquirer: bool, delivery_count: int) -> Header:
+def header_of(properties: Properties, *, first_acquirer: bool, delivery_count: int) -> Header:
+    """Returns the header of a message with properties of AMQP 0-9-1."""
     digits = properties.expiration or ""
     ttl_ms = int(digits) if digits.isascii() and digits.isdigit() else None
     return Header(
