@@ -49,6 +49,7 @@ class Scale:
     sync_bytes: int = 1_000_000_000
     churned: int = 4000
     reply_clients: int = 10_000
+    connections: int = 500
 
 
 QUICK = Scale(
@@ -61,6 +62,7 @@ QUICK = Scale(
     sync_bytes=50_000_000,
     churned=400,
     reply_clients=500,
+    connections=100,
 )
 
 
@@ -69,10 +71,12 @@ class Setup:
     """What a case needs of a cluster.
 
     `memory_bytes`: what the messages of classic queues may take in memory; 0 = as installed.
+    `plugins`: of RabbitMQ.
     """
 
     nodes: int = 3
     memory_bytes: int = 0
+    plugins: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

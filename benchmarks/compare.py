@@ -23,7 +23,7 @@ if __package__ in (None, ""):
 
 from rich.console import Console
 
-from benchmarks import classic, figures, report
+from benchmarks import amqp10, classic, figures, report
 from benchmarks.cases import CASES, QUICK, Case, Run, Scale, Setup
 from benchmarks.convoy import ConvoyCluster
 from benchmarks.disk import Disk
@@ -43,6 +43,7 @@ SUBJECTS = (
         "Three nodes of mirrored queues and one node of others",
         "Classic and mirrored queues",
     ),
+    report.Subject("amqp10", amqp10.CASES, figures.AMQP10_PAGE, "Three nodes", "Quorum queues"),
 )
 
 
@@ -54,7 +55,12 @@ def make_cluster(system: str, base_port: int, setup: Setup) -> LocalCluster:
             # It pages out at half of the limit.
             settings["vm_memory_high_watermark.absolute"] = str(2 * setup.memory_bytes)
             settings["vm_memory_high_watermark_paging_ratio"] = "0.5"
-        return RabbitCluster(base_port=base_port + 50, count=setup.nodes, settings=settings)
+        return RabbitCluster(
+            base_port=base_port + 50,
+            count=setup.nodes,
+            plugins=setup.plugins,
+            settings=settings,
+        )
     if setup.memory_bytes:
         settings["classic_queue.memory_target"] = str(setup.memory_bytes)
     return ConvoyCluster(base_port=base_port, count=setup.nodes, settings=settings)

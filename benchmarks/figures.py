@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 CLASSIC_PAGE = ROOT / "docs" / "benchmarks-classic.md"
+AMQP10_PAGE = ROOT / "docs" / "benchmarks-amqp10.md"
 README = ROOT / "README.md"
 SECTION = re.compile(r"(?<=\n## The current release\n\n).*?(?=\n## )", re.DOTALL)
 ABOUT = re.compile(r"^\d{4}-\d\d-\d\d · .* · ConvoyMQ ([\d.]+)\b.* · RabbitMQ ([\d.]+\d)", re.M)

@@ -30,5 +30,6 @@ cdef class Consumer10(Consumer):
     cdef uint64_t received
     cdef uint32_t first_id
     cdef bint whole
+    cdef bint modified
     cdef int look(self, unsigned char* p, Py_ssize_t n) except *
     cdef int grant(self) except *

@@ -194,13 +194,14 @@ class Publisher10(Publisher):
 @cython.cclass
 class Consumer10(Consumer):
     """A consumer by AMQP 1.0: it grants credit for `window` messages, again with each
-    acknowledgement."""
+    acknowledgement. `modified`: it gives back instead of accepting."""
 
-    def start(self, fd, window):
+    def start(self, fd, window, modified=False):
         """Starts on a fresh link, and grants credit."""
         self.connect(fd)
         self.fields = Fields()
         self.window = window
+        self.modified = modified
         self.count = 0
         self.first_id = 0
         self.received = 0
@@ -304,14 +305,21 @@ class Consumer10(Consumer):
 
     @cython.cfunc
     def ack(self) -> cython.int:
-        if not self.room(_DISPOSITION + _FLOW):
+        if not self.room(_DISPOSITION + 3 + _FLOW):
             return 0
         p: cython.p_uchar = self.output + self.out_to
         string.memcpy(p, b"\0\0\0\x1e\x02\0\0\0\0\x53\x15\xc0\x11\x05\x41\x70", 16)
         store32(p + 16, self.first_id)
         p[20] = 0x70
         store32(p + 21, cython.cast(uint32_t, self.last_tag))
-        string.memcpy(p + 25, b"\x41\0\x53\x24\x45", 5)
+        if self.modified:
+            # With delivery-failed.
+            string.memcpy(p + 25, b"\x41\0\x53\x27\xc0\x02\x01\x41", 8)
+            p[3] += 3
+            p[12] += 3
+            self.out_to += 3
+        else:
+            string.memcpy(p + 25, b"\x41\0\x53\x24\x45", 5)
         self.out_to += _DISPOSITION
         self.unacked = 0
         return self.grant()

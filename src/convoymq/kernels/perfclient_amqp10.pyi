@@ -16,5 +16,6 @@ class Publisher10(Publisher):
         session's window."""
 
 class Consumer10(Consumer):
-    def start(self, fd: int, window: int) -> None:
-        """Starts on a fresh link with credit for so many messages at a time."""
+    def start(self, fd: int, window: int, modified: bool = False) -> None:
+        """Starts on a fresh link with credit for so many messages at a time. `modified`: they are
+        given back as failed."""

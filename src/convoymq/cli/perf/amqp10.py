@@ -131,6 +131,28 @@ class Amqp10Connection:
                             snd_settle_mode=int(settled)))  # fmt: skip
         return self._input
 
+    def open_links(self, queue: str, session: int, *, publish: int, consume: int) -> None:
+        """Attaches further links, those of consumers without credit; session 1 begins."""
+        if session:
+            self._send(
+                Begin(next_outgoing_id=0, incoming_window=WINDOW, outgoing_window=WINDOW),
+                session=session,
+            )
+            self._expect(Begin)
+        address = self._address(queue)
+        for handle in range(publish + consume):
+            role = handle >= publish
+            attach = Attach(
+                name=f"{session}-{handle}",
+                handle=handle,
+                role=role,
+                source=Source(address=address) if role else Source(),
+                target=Target() if role else Target(address=address),
+                initial_delivery_count=None if role else 0,
+            )
+            self._send(attach, session=session)
+            self._expect(Attach)
+
     def _address(self, queue: str) -> str:
         return self._stem + quote(queue, safe="")
 
@@ -141,8 +163,8 @@ class Amqp10Connection:
             # The reason follows.
             self._expect(Detach)
 
-    def _send(self, performative: Composite, kind: int = AMQP) -> None:
-        self.socket.sendall(frame(0, performative.encoded(), kind))
+    def _send(self, performative: Composite, kind: int = AMQP, session: int = 0) -> None:
+        self.socket.sendall(frame(session, performative.encoded(), kind))
 
     def _take(self, count: int) -> bytes:
         while len(self._input) < count:

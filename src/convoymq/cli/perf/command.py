@@ -114,7 +114,7 @@ def perf(
     distinct: DistinctOption = 0,
     in_flight: Annotated[int, typer.Option(help="Unconfirmed messages per publisher.")] = 1000,
     prefetch: int = 1000,
-    ack_every: Annotated[int, typer.Option(help="Multiple ack after N; 0 = no ack.")] = 50,
+    ack_every: Annotated[int, typer.Option(help="Ack after N; 0 = none; -N: 1.0 modified.")] = 50,
     seconds: Annotated[float, typer.Option(help="Measured window.")] = 15.0,
     warmup: Annotated[float, typer.Option(help="Seconds before the window.")] = 2.0,
     drain: Annotated[float, typer.Option(help="Seconds to wait for the rest at the end.")] = 20.0,

@@ -101,11 +101,13 @@ class Plan:
             raise ValueError("--protocol is one of amqp091, amqp10")
         if self.protocol == "amqp10" and self.topic:
             raise ValueError("--protocol amqp10 works on queues")
+        if self.ack_every < 0 and self.protocol != "amqp10":
+            raise ValueError("--ack-every of less than 0 (modified) needs --protocol amqp10")
         if self.verify and self.size < 16:
             raise ValueError("--verify needs --size of at least 16")
         if self.verify and self.topic:
             raise ValueError("--verify checks the order of a queue; a topic has one per key")
-        if self.prefetch and self.ack_every > (self.prefetch + 1) // 2:
+        if self.prefetch and abs(self.ack_every) > (self.prefetch + 1) // 2:
             raise ValueError("--ack-every is at most half of --prefetch")
 
     @property
@@ -187,7 +189,7 @@ class Run:
                     (Consumer10 if self.is_amqp10 else Consumer)(
                         self.ledgers,
                         expected_run,
-                        max(1, plan.ack_every),
+                        max(1, abs(plan.ack_every)),
                         plan.ack_every == 0,
                         self.e2e_latency,
                         plan.verify,
@@ -285,7 +287,9 @@ class Run:
         settled = self.plan.ack_every == 0
         behind = connection.consume(self.plan.queue_name(client.number), settled=settled)
         connection.socket.setblocking(False)
-        consumer.start(connection.socket.fileno(), self.plan.prefetch or CREDIT)
+        consumer.start(
+            connection.socket.fileno(), self.plan.prefetch or CREDIT, self.plan.ack_every < 0
+        )
         consumer.feed(behind)
         self._connected(client, consumer, connection)
 
