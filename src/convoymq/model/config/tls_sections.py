@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from convoymq.model.config.keys import Key, key
 from convoymq.model.config.values import parse_words
@@ -79,7 +78,7 @@ class SslConfig:
         }
 
 
-def _key_of(section: Any, name: str) -> Key:
+def _key_of(section: SslConfig, name: str) -> Key:
     (found,) = (entry for entry in dataclasses.fields(section) if entry.name == name)
     made: Key = found.metadata["key"]
     return made
@@ -89,7 +88,7 @@ def _below(prefix: str, text: str) -> str:
     return text.replace("ssl_options.", f"{prefix}.")
 
 
-def _fields(prefix: str) -> list[tuple[str, Any, Any]]:
+def _fields(prefix: str) -> list[tuple[str, object, object]]:
     made = []
     for entry in dataclasses.fields(SslConfig):
         old: Key = entry.metadata["key"]
