@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from convoymq.model.errors import Unavailable
 from convoymq.rocketmq.acting import key_log
 from convoymq.rocketmq.acting.escape import KEY_FIELD, KEY_PROPERTY
 from convoymq.rocketmq.acting.lock_requests import place_of
@@ -253,6 +254,23 @@ async def test_a_slave_that_named_its_targets_begins_with_no_other(groups: Group
     assert (await acting.escape.put(draft(2, "of-m"))).status is PutStatus.PUT_OK
     placed = await acting.escape.put(draft(3, "of-o"))
     assert placed.status is PutStatus.PUT_TO_REMOTE_BROKER_FAIL
+
+
+async def test_a_target_that_one_slave_names_is_waited_for(groups: Groups) -> None:
+    """Though another slave does not name its own, and no name server lists this one. Found by the
+    simulator: a timed message was delivered twice."""
+    more = {"totalReplicas": 3}
+    target = await groups.online("m", 0, totalReplicas=1)
+    target.topics.create(TopicConfig("orders", 4, 4, 6))
+    await eventually(lambda: route_of(groups, "orders"))
+    acting = await groups.online("n", 1, **more)
+    await until(lambda: acting.group.services_run)
+    assert (await acting.escape.put(draft(1))).status is PutStatus.PUT_OK
+    await groups.stop_broker(target)
+    other = await groups.online("n", 2, **more)
+    await until(lambda: 1 in other.group.members)
+    with pytest.raises(Unavailable, match=r"\['m'\] may have messages of n, and are not listed"):
+        await other.group.learner.learn()
 
 
 @pytest.mark.provokes("rocketmq.escape_failed")

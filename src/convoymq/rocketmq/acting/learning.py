@@ -114,24 +114,22 @@ class KeyLearner:
 
     async def _targets(self, generation: int) -> tuple[set[str] | None, int]:
         """Asks the other slaves; returns the brokers that slaves have sent to, None where one does
-        not name them, and the highest generation that one takes."""
+        not name all of them, and the highest generation that one takes. Raises Unavailable: one
+        that a slave names is not listed."""
         own = self._parts.role
         slaves = [address for n, address in self._members().items() if n != MASTER_ID]
         answers = await asyncio.gather(*(self._ask_slave(each, generation) for each in slaves))
         known = max((each.generation for each in answers if each is not None), default=0)
-        lists = [each.targets for each in answers if each is not None]
+        named = [each for each in answers if each is not None and each.targets is not None]
         awaited = self._replicas - 1 - (own.id != MASTER_ID)
-        if not self._keys.is_complete or len(lists) < awaited:
-            return None, known
+        is_whole = len(named) >= awaited and all(each.is_complete for each in named)
         targets = set(self._keys.lasting_targets())
-        for each in lists:
-            if each is None:
-                return None, known
-            targets.update(each)
+        for each in named:
+            targets.update(each.targets or ())
         if unlisted := sorted(targets - self._keys.holders().keys()):
             # The slave remembers it: all of them, and name servers, may have just restarted.
             raise Unavailable(f"{unlisted} may have messages of {own.name}, and are not listed")
-        return targets, known
+        return targets if is_whole and self._keys.is_complete else None, known
 
     async def _ask_slave(self, address: str, generation: int) -> EscapeKeys | None:
         try:
@@ -184,8 +182,9 @@ class KeyLearner:
         # Before the answer: the promise holds after a crash.
         keys.persist()
         is_own = name == self._parts.role.name
-        targets = keys.lasting_targets() if is_own and keys.is_complete else None
-        return command.answer(body=json.dumps(EscapeKeys(keys.of(name), generation, targets)))
+        targets = keys.lasting_targets() if is_own else None
+        found = EscapeKeys(keys.of(name), generation, targets, keys.is_complete)
+        return command.answer(body=json.dumps(found))
 
 
 def _with_keys(found: Mapping[str, EscapeKeys]) -> Iterable[str]:

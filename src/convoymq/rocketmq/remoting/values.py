@@ -132,11 +132,12 @@ class KeyValues(msgspec.Struct):
 
 class EscapeKeys(msgspec.Struct, rename="camel"):
     """Keys of stored messages of one source: `topic:queue` -> ranges of offsets. `targets`: the
-    brokers that a slave has sent its group's messages to, if it is sure of all."""
+    brokers that a slave has sent its group's messages to, `is_complete`: it is sure of all."""
 
     ranges: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     generation: int = 0
     targets: list[str] | None = None
+    is_complete: bool = True
 
 
 def crc32(body: bytes | memoryview) -> int:

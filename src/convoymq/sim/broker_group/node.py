@@ -302,8 +302,12 @@ class BrokerNode(SimNode):
         master = self.master
         assert master is not None
         may_begin = self._begins and not master.takes_writes and not self._compares
-        if may_begin and master.begin(self.clock.now_ms()):
-            self.world.trace.add(self.name, f"life begins at {self.store.max_offset}")
+        try:
+            if may_begin and master.begin(self.clock.now_ms()):
+                self.world.trace.add(self.name, f"life begins at {self.store.max_offset}")
+        except OSError as error:
+            # A full disk: the next input tries again.
+            self.world.trace.add(self.name, f"no life begins: {error}")
         while master.ended:
             link, reason = master.ended.popleft()
             for key in [key for key, each in self._links.items() if each is link]:

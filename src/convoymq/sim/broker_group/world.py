@@ -281,7 +281,7 @@ class BrokerGroupLoad(PlannedLoad):
     text = "broker groups: a master and its slaves on RocketMQ's files, clients that send and read"
     kinds: ClassVar[tuple[str, ...]] = (
         *NETWORK, "crash", "torn", "midway", "kill", "freeze", "blackout", "wipe", "slow", "spike",
-        "clock",
+        "full", "clock",
     )  # fmt: skip
 
     world_class = BrokerGroupWorld
