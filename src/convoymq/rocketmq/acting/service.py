@@ -161,6 +161,7 @@ class Group:
                      min_id=core.min_id)  # fmt: skip
             if role.is_acting and not before[1]:
                 self._metadata.assume_topics()
+                self._parts.offsets.begin_acting()
             if self._parts.trace is not None and role.is_acting != before[1]:
                 self._parts.trace.acting(begins=role.is_acting)
 

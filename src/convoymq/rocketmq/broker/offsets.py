@@ -37,6 +37,11 @@ class Offsets:
         if self._commits % self._version_step == 0:
             self.version = next_version(self.version, self._now_ms())
 
+    def begin_acting(self) -> None:
+        """Begins a new version: RocketMQ's master that returns takes over what is not older, and
+        its own is of its start if it was killed before it wrote its file."""
+        self.version = next_version(self.version, self._now_ms())
+
     def get(self, group: str, topic: str, queue: int) -> int:
         """Returns how far a group is; -1: nowhere."""
         key = f"{topic}@{group}"
