@@ -17,11 +17,11 @@ from convoymq.model.rounds import pass_on, run_each
 from convoymq.rocketmq.store.jobs import Interrupted, Jobs
 from convoymq.storage.types import Directory, Done, File
 
-CACHE_BYTES = 32 << 20
+CACHE_BYTES = 8 << 20
 """Of the log's end that stay in memory."""
-CACHE_BYTES_MORE = 4 << 20
+CACHE_BYTES_MORE = 1 << 20
 READ_AHEAD_BYTES = 256 << 10
-CHUNKS_MAX = 32
+CHUNKS_MAX = 16
 """Read from files and kept, so that neighbours need no read of their own."""
 FILES_OPEN_MAX = 32
 PENDING_BYTES_MAX = 256 << 20
