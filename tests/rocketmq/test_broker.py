@@ -213,6 +213,22 @@ async def test_messages_are_filtered_by_their_properties(running: Running) -> No
     assert [bytes(message.body) for message in found] == [b"2", b"3", b"5"]
 
 
+async def test_expressions_are_checked_before_a_pull(running: Running) -> None:
+    for text, code in (("n > 1", Answer.SUCCESS), ("n >", Answer.SUBSCRIPTION_PARSE_FAILED)):
+        body = {"clientId": "c", "group": "g", "subscriptionData": {
+            "topic": "sql", "subString": text, "expressionType": "SQL92"}}  # fmt: skip
+        assert (await running.client.ask(Request.CHECK_CLIENT_CONFIG, body)).code == code
+
+
+async def test_a_lite_pull_is_a_pull(running: Running) -> None:
+    await running.client.send("lite", b"x")
+    fields = {"consumerGroup": "g", "topic": "lite", "queueId": 0, "queueOffset": 0,
+              "maxMsgNums": 1, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0,
+              "subscription": "*", "subVersion": 0, "expressionType": "TAG"}  # fmt: skip
+    answer = await running.client.ask(Request.LITE_PULL_MESSAGE, **fields)
+    assert [bytes(message.body) for message in records(answer)] == [b"x"]
+
+
 async def test_members_of_a_group_hear_of_each_other(running: Running) -> None:
     one, two = running.another(), running.another()
     answer = await one.heartbeat("one", "members", topic="*")
