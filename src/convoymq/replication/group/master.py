@@ -154,7 +154,8 @@ class Master(Member):
         is_proven = self._book.is_whole or len(self._compared) >= self.settings.slaves_to_compare
         if not is_proven and self.settings.copies_min > 1:
             return False
-        if self.settings.flushes and self.log.flushed < self.log.max_offset:
+        if self.log.stored < self.log.max_offset:
+            # What was fetched: readers would be sent back, and offsets given twice.
             return False
         begin = self.log.max_offset
         life = next_life(self._book.lives, wall_ms, begin, is_proven)

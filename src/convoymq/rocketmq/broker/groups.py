@@ -13,6 +13,7 @@ from convoymq.rocketmq.broker.settings import BrokerSettings
 from convoymq.rocketmq.broker.values import (
     GroupConfig,
     GroupTable,
+    changed_attributes,
     enter_deletion,
     learn_deletions,
     next_version,
@@ -76,12 +77,7 @@ class Groups:
         """Makes or changes groups, whose attributes are changes as those of topics are."""
         for group in groups:
             known = self.table.get(group.group_name)
-            attributes = dict(known.attributes) if known is not None else {}
-            for name, value in group.attributes.items():
-                if name.startswith("-"):
-                    attributes.pop(name[1:], None)
-                else:
-                    attributes[name.removeprefix("+")] = value
+            attributes = changed_attributes(known.attributes if known else {}, group.attributes)
             self.table[group.group_name] = msgspec.structs.replace(group, attributes=attributes)
         self._changed()
 

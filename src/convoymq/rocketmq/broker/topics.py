@@ -12,6 +12,7 @@ from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.settings import BrokerSettings
 from convoymq.rocketmq.broker.values import (
     PERM_INHERIT,
+    changed_attributes,
     enter_deletion,
     learn_deletions,
     next_version,
@@ -140,12 +141,7 @@ class Topics:
         made = []
         for topic in topics:
             known = self.table.get(topic.topic_name)
-            attributes = dict(known.attributes) if known is not None else {}
-            for name, value in topic.attributes.items():
-                if name.startswith("-"):
-                    attributes.pop(name[1:], None)
-                else:
-                    attributes[name.removeprefix("+")] = value
+            attributes = changed_attributes(known.attributes if known else {}, topic.attributes)
             topic = msgspec.structs.replace(topic, attributes=attributes)
             if topic != known:
                 made.append(topic)

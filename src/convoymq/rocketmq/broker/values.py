@@ -205,6 +205,18 @@ DELETED_MAX = 10_000
 """Deletions that a table remembers; the oldest goes first."""
 
 
+def changed_attributes(known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Returns the attributes of a topic or group after changes: `+name` or `name` sets one, `-name`
+    removes it."""
+    found = dict(known)
+    for name, value in changes.items():
+        if name.startswith("-"):
+            found.pop(name[1:], None)
+        else:
+            found[name.removeprefix("+")] = value
+    return found
+
+
 def enter_deletion(deleted: dict[str, int], name: str, stamp: int) -> None:
     """Remembers a deletion: the entry of a replica that has not seen it is outdated."""
     deleted[name] = max(stamp, deleted.pop(name, -1))

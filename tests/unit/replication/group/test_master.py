@@ -268,10 +268,12 @@ def test_slaves_that_asked_are_compared_with_until_a_life_begins() -> None:
     assert master.next_to_compare(2_000) is None
 
 
-def test_a_life_begins_when_what_was_fetched_is_on_the_disk() -> None:
+@pytest.mark.parametrize("flushes", [True, False])
+def test_a_life_begins_when_what_was_fetched_is_stored(flushes: bool) -> None:
+    """With ASYNC_FLUSH as well, where the disk may be full: readers see what is stored."""
     own, full = MemoryLog(), MemoryLog()
     full.put(b"")
-    master = returning(own, Book(), GroupSettings(replicas=2, in_sync=2, flushes=True))
+    master = returning(own, Book(), GroupSettings(replicas=2, in_sync=2, flushes=flushes))
     own.flushed = 0
     carry(master.compare(), Slave(1, full, Book()).tail, full)
     assert not master.begin(1)
