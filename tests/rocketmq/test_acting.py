@@ -480,6 +480,7 @@ async def test_a_slave_serves_a_topic_that_it_has_not_copied(
         frozen.setattr(Metadata, "copy_changes", copy_nothing)
         frozen.setattr(Metadata, "copy", copy_nothing)
         master.topics.create(TopicConfig("new", 4, 4, 7))
+        await until(master.replication.begin)
         assert (await groups.client(master).send("new", b"x", e=2)).code == Answer.SUCCESS
         await groups.stop_broker(master)
         await until(lambda: slave.group.state is State.ACTING)
