@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SECOND = 1
 """rcv-settle-mode."""
+SELECTORS = ("apache.org:selector-filter:string", 0x468C00000004)
 OFFSET_FILTER = "rabbitmq:stream-offset-spec"
 
 
@@ -170,18 +171,20 @@ def _filters(
 ) -> tuple[Field | None, dict[Value, Value], Wanted | None]:
     """Returns the offset at which a stream is read, the filters that are served, and what they
     want. Others are left out: the answer names those in force. Raises Fault: what names an offset
-    is none."""
+    is none, or there is a selector of JMS, whose clients do not look at the answer."""
     asked = source.filter or {}
     served: dict[Value, Value] = {}
     wants = offset = None
     if queue.features.filters:
         served, wants = filters_in(asked, _utc_ms)
     for name, value in asked.items():
-        if not isinstance(value, Described) or not queue.features.reads_by_offset:
+        if not isinstance(value, Described) or name in served:
             continue
-        if value.descriptor == OFFSET_FILTER:
+        if value.descriptor == OFFSET_FILTER and queue.features.reads_by_offset:
             offset = _offset(value.value)
             served[name] = value
+        elif value.descriptor in SELECTORS:
+            raise link_fault(NOT_IMPLEMENTED, f"Filters not supported: {value.descriptor}")
     return offset, served, wants
 
 

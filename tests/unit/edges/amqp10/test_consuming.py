@@ -485,7 +485,7 @@ async def test_a_consumer_hears_whether_it_is_the_active_one(
 
 
 SQL = Described(Symbol("amqp:sql-filter"), "n > 1")
-OTHER = Described(Symbol("apache.org:selector-filter:string"), "n > 1")
+OTHER = Described(Symbol("example.org:filter"), "n > 1")
 
 
 async def test_filters_that_are_served_are_in_the_answer(
@@ -507,3 +507,17 @@ async def test_filters_that_are_served_are_in_the_answer(
         else:
             assert (attach.source.filter, attach.offered_capabilities) == (None, ())
             assert spec.wants is None
+
+
+async def test_a_selector_of_jms_is_refused() -> None:
+    broker = FakeBroker()
+    broker.queue("q")
+    client = Client(broker)
+    await client.open()
+    await client.begin()
+    selector = Described(ULong(0x468C00000004), "n > 2")
+    source = Source(address="/queues/q", filter={Symbol("jms-selector"): selector})
+    client.send(Attach(name="l", handle=0, role=True, source=source, target=Target()))
+    detach = (await client.heard())[-1]
+    assert detach.error.condition == "amqp:not-implemented"
+    assert "Filters not supported" in detach.error.description
