@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from secrets import compare_digest
 from typing import NoReturn
@@ -40,6 +41,8 @@ class Authentication:
     served: Served
     login: Login = field(init=False)
     sessions: Sessions = field(init=False)
+    streams: Counter[str] = field(default_factory=Counter)
+    """Open streams of events, by user."""
 
     def __post_init__(self) -> None:
         self.login = Login(self.broker.access, self.served.login, HTTP)
@@ -64,6 +67,16 @@ class Authentication:
         except AccessRefused as error:
             await self._refuse(request, credentials.user, error.text)
         return _checked(user)
+
+    def is_still(self, request: Request, user: User) -> bool:
+        """Returns whether a request that was let in would still be."""
+        present = self.broker.tree.users.find(user.name)
+        return (
+            present is not None
+            and present.password_hash == user.password_hash
+            and bool(LOGIN_TAGS.intersection(present.tags))
+            and ("authorization" in request.headers or self.session_of(request) is not None)
+        )
 
     def session_of(self, request: Request) -> Session | None:
         """Returns the session that the cookie of a request names."""

@@ -8,6 +8,7 @@ from convoymq.edges.http.handlers import (
     cluster,
     connections,
     definitions,
+    events,
     exchanges,
     health,
     login,
@@ -45,6 +46,7 @@ ROUTES: tuple[Route, ...] = (
     *permissions.routes,
     *health.routes,
     *login.routes,
+    *events.routes,
 )
 
 __all__ = ["ROUTES"]
