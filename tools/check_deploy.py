@@ -68,7 +68,7 @@ class CleanRoot:
         if read_only:
             binds += f" && mount --bind {root}/var/lib/convoymq {root}/var/lib/convoymq"
             binds += f" && mount -o remount,bind,ro {root}"
-        inner = f'{binds} && exec chroot --userspec={user}:{user} {root} "$@"'
+        inner = f'{binds} && exec /usr/sbin/chroot --userspec={user}:{user} {root} "$@"'
         return ["unshare", "--mount", "sh", "-c", inner, "sh", *words]
 
     def run(self, script: str) -> None:
