@@ -96,21 +96,7 @@ async def sessions_of(call: Call) -> list[JsonObject]:
     row = await connection(call)
     if row.get("protocol") != AMQP_10:
         raise bad_request("connection does not use AMQP 1.0")
-    look = partial(_sessions, call, row)
-    call.watch(("sessions", call.path["name"]), look)
-    return await look()
-
-
-async def _sessions(call: Call, connection: JsonObject) -> list[JsonObject]:
-    """Returns the sessions of a connection; each link with the rate of its deliveries."""
-    rows = await call.broker.cluster.list_sessions(str(connection["name"]))
-    for row in rows:
-        key = f"link.{connection['name']}.{connection['connected_at']}.{row['channel_number']}"
-        for kind in ("incoming_links", "outgoing_links"):
-            for link in row[kind]:
-                counted = {"delivery_count": count_in(link, "delivery_count")}
-                link |= call.rates.with_details(f"{key}.{kind}.{link['handle']}", counted)
-    return rows
+    return await call.broker.cluster.list_sessions(str(row["name"]))
 
 
 @routes.listing("channels")
