@@ -9,13 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import Cluster
-from tests.interop.amqp10.test_proton import QUORUM, bodies, dial, queue, send, url
-from tests.interop.conftest import Names
-from tests.interop.failover import LEADER, declare_on_leader, leader_killed
-from tests.interop.helpers import api, eventually
-from tests.patience import PATIENCE_S
-
 proton = pytest.importorskip("proton", reason="Qpid Proton is not there: make test-amqp10")
 from proton import (  # noqa: E402
     Delivery,
@@ -27,6 +20,13 @@ from proton import (  # noqa: E402
 )
 from proton.reactor import LinkOption  # noqa: E402
 from proton.utils import BlockingConnection  # noqa: E402
+
+from tests.clusters import Cluster  # noqa: E402
+from tests.interop.amqp10.test_proton import QUORUM, bodies, dial, queue, send, url  # noqa: E402
+from tests.interop.conftest import Names  # noqa: E402
+from tests.interop.failover import LEADER, declare_on_leader, leader_killed  # noqa: E402
+from tests.interop.helpers import api, eventually  # noqa: E402
+from tests.patience import PATIENCE_S  # noqa: E402
 
 __all__ = ["dial", "queue"]
 
