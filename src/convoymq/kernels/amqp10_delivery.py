@@ -2,7 +2,8 @@
 
 `plain_transfer` makes those of messages of AMQP 1.0 that have nothing but their bare message, no
 annotations of a publisher and no deaths, and of AMQP 0-9-1 without headers and what becomes an
-annotation or an address. That is nearly all of them.
+annotation or an address. That is nearly all of them. `plain_transfers` makes the frames of a run of
+them, straight from the records of an entry.
 """
 
 import cython
@@ -25,8 +26,13 @@ from cython.cimports.convoymq.kernels.amqp import (
     HEADER_PROPERTIES,
     PERSISTENT,
 )
+from cython.cimports.convoymq.kernels.amqp10_delivery import Names, Run
+from cython.cimports.convoymq.kernels.batch import record_table
+from cython.cimports.convoymq.kernels.byte_buffer import Buffer, free_buffer, reserve
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
+    copy_bytes,
+    get32,
     load16,
     load32,
     load64,
@@ -34,12 +40,20 @@ from cython.cimports.convoymq.kernels.bytes import (
     store64,
     uninitialized,
 )
-from cython.cimports.convoymq.kernels.content import SPANS, Span, check_content, find_properties
+from cython.cimports.convoymq.kernels.content import (
+    SPANS,
+    Span,
+    check_content,
+    find_properties,
+    names_length,
+)
+from cython.cimports.convoymq.kernels.layout import ENQUEUE_RECORDS
 from cython.cimports.convoymq.kernels.utf8 import is_utf8
 from cython.cimports.libc import string
 from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
 
 _ENCODING = cython.declare(cython.int, 0x82)
+_SHORT_TAG_MAX = cython.declare(uint64_t, 0xFFFFFFFF)
 _TEXT_MAX = cython.declare(cython.Py_ssize_t, 255)
 _DIGITS_MAX = cython.declare(cython.Py_ssize_t, 10)
 _TTL_MAX = cython.declare(uint64_t, 0xFFFFFFFF)
@@ -162,8 +176,7 @@ def _write_header(
 @cython.exceptval(check=False)
 def _write_annotations(
     out: cython.p_uchar,
-    exchange: bytes,
-    routing_key: bytes,
+    names: cython.pointer(Names),
     acquired: uint32_t,
     failed: uint32_t,
     offset: int64_t,
@@ -175,9 +188,9 @@ def _write_annotations(
     at: cython.Py_ssize_t = 12
     count: cython.int = 4
     at += _write_key(out + at, b"x-exchange", 10)
-    at += _write_text(out + at, 0xA1, bytes_pointer(exchange), len(exchange))
+    at += _write_text(out + at, 0xA1, names.exchange, names.exchange_size)
     at += _write_key(out + at, b"x-routing-key", 13)
-    at += _write_text(out + at, 0xA1, bytes_pointer(routing_key), len(routing_key))
+    at += _write_text(out + at, 0xA1, names.key, names.key_size)
     if acquired:
         count += 2
         at += _write_key(out + at, b"x-acquired-count", 16)
@@ -290,6 +303,64 @@ def _write_data_head(out: cython.p_uchar, size: cython.Py_ssize_t) -> cython.Py_
     return 8
 
 
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_head(
+    q: cython.p_uchar,
+    names: cython.pointer(Names),
+    p: cython.p_uchar,
+    n: cython.Py_ssize_t,
+    acquired: uint32_t,
+    failed: uint32_t,
+    offset: int64_t,
+    total: cython.pointer(cython.Py_ssize_t),
+) -> cython.Py_ssize_t:
+    """Writes what is in front of the body of a message, whose content has n bytes at p, and fills
+    in the size of all of it. Returns the bytes written; -1 = that needs a closer look."""
+    if n < 3 or (p[0] != _ENCODING and p[0] != AMQP_HEADER) or (p[1] == 0xFF and p[2] == 0xFF):
+        return -1
+    if check_content(p, n, n) < 0:
+        return -1
+    header: cython.Py_ssize_t = load32(p + AMQP_SIZE)
+    body: cython.Py_ssize_t = header + AMQP_FRAME_OVERHEAD
+    if p[0] == _ENCODING:
+        if n - body < AMQP_FRAME_OVERHEAD + 3 or load32(p + body + AMQP_SIZE) < 3:
+            return -1
+        first: cython.p_uchar = p + body + AMQP_FRAME_HEAD
+        if first[0] != 0 or first[1] != 0x53 or first[2] < _PROPERTIES or first[2] > _VALUE:
+            return -1
+    used: cython.Py_ssize_t = _write_header(q, p + AMQP_FRAME_HEAD, header, acquired, failed)
+    if used < 0:
+        return -1
+    used += _write_annotations(q + used, names, acquired, failed, offset)
+    size: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = body
+    while at < n:
+        size += load32(p + at + AMQP_SIZE)
+        at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+    if p[0] == AMQP_HEADER:
+        at = _write_properties(q + used, p + AMQP_FRAME_HEAD, header)
+        if at < 0:
+            return -1
+        used += at
+        used += _write_data_head(q + used, size)
+    total[0] = used + size
+    return used
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_bodies(out: cython.p_uchar, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.void:
+    """Writes the payloads of the body frames of the content of n bytes at p."""
+    at: cython.Py_ssize_t = load32(p + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+    size: cython.Py_ssize_t
+    while at < n:
+        size = load32(p + at + AMQP_SIZE)
+        string.memcpy(out, p + at + AMQP_FRAME_HEAD, size)
+        out += size
+        at += size + AMQP_FRAME_OVERHEAD
+
+
 def plain_transfer(
     exchange: bytes,
     routing_key: bytes,
@@ -298,50 +369,70 @@ def plain_transfer(
     failed: uint32_t,
     offset: int64_t = -1,
 ):
-    p: cython.p_uchar = bytes_pointer(content)
-    n: cython.Py_ssize_t = len(content)
-    if n < 3 or (p[0] != _ENCODING and p[0] != AMQP_HEADER) or (p[1] == 0xFF and p[2] == 0xFF):
+    if len(exchange) > _TEXT_MAX or len(routing_key) > _TEXT_MAX:
         return None
-    if len(exchange) > _TEXT_MAX or len(routing_key) > _TEXT_MAX or check_content(p, n, n) < 0:
-        return None
-    header: cython.Py_ssize_t = load32(p + AMQP_SIZE)
-    body: cython.Py_ssize_t = header + AMQP_FRAME_OVERHEAD
-    if p[0] == _ENCODING:
-        if n - body < AMQP_FRAME_OVERHEAD + 3 or load32(p + body + AMQP_SIZE) < 3:
-            return None
-        first: cython.p_uchar = p + body + AMQP_FRAME_HEAD
-        if first[0] != 0 or first[1] != 0x53 or first[2] < _PROPERTIES or first[2] > _VALUE:
-            return None
+    names: Names
+    names.exchange = bytes_pointer(exchange)
+    names.exchange_size = len(exchange)
+    names.key = bytes_pointer(routing_key)
+    names.key_size = len(routing_key)
     head: cython.uchar[2200]
     q: cython.p_uchar = cython.address(head[0])
-    used: cython.Py_ssize_t = _write_header(q, p + AMQP_FRAME_HEAD, header, acquired, failed)
+    p: cython.p_uchar = bytes_pointer(content)
+    n: cython.Py_ssize_t = len(content)
+    total: cython.Py_ssize_t = 0
+    used: cython.Py_ssize_t = _write_head(
+        q, cython.address(names), p, n, acquired, failed, offset, cython.address(total)
+    )
     if used < 0:
         return None
-    used += _write_annotations(q + used, exchange, routing_key, acquired, failed, offset)
-    total: cython.Py_ssize_t = 0
-    at: cython.Py_ssize_t = body
-    while at < n:
-        total += load32(p + at + AMQP_SIZE)
-        at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
-    if p[0] == AMQP_HEADER:
-        at = _write_properties(q + used, p + AMQP_FRAME_HEAD, header)
-        if at < 0:
-            return None
-        used += at
-        used += _write_data_head(q + used, total)
     assert used <= _HEAD_MAX
-    total += used
     made: bytes = uninitialized(total)
     out: cython.p_uchar = bytes_pointer(made)
     string.memcpy(out, q, used)
-    size: cython.Py_ssize_t
-    at = body
-    while at < n:
-        size = load32(p + at + AMQP_SIZE)
-        string.memcpy(out + used, p + at + AMQP_FRAME_HEAD, size)
-        used += size
-        at += size + AMQP_FRAME_OVERHEAD
+    _write_bodies(out + used, p, n)
     return made
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _begin_frame(
+    p: cython.p_uchar,
+    channel: uint32_t,
+    handle: uint32_t,
+    delivery_id: uint32_t,
+    tag: cython.p_uchar,
+    tag_size: cython.Py_ssize_t,
+    settled: cython.bint,
+    begins: cython.bint,
+    more: cython.bint,
+) -> cython.Py_ssize_t:
+    """Writes a frame up to its part of a message, but for its size."""
+    store32(p + 4, cython.cast(uint32_t, 0x02000000 | (channel & 0xFFFF)))
+    p[8] = 0
+    p[9] = 0x53
+    p[10] = 0x14
+    p[11] = 0xC0
+    used: cython.Py_ssize_t = 14 + _write_uint(p + 14, handle)
+    count: cython.int = 1
+    if begins:
+        used += _write_uint(p + used, delivery_id)
+        used += _write_text(p + used, 0xA0, tag, tag_size)
+        p[used] = 0x43
+        p[used + 1] = 0x41 if settled else 0x42
+        used += 2
+        count = 5
+    if more:
+        while count < 5:
+            p[used] = 0x40
+            used += 1
+            count += 1
+        p[used] = 0x41
+        used += 1
+        count = 6
+    p[12] = cython.cast(cython.uchar, used - 13)
+    p[13] = cython.cast(cython.uchar, count)
+    return used
 
 
 def transfer_frame(
@@ -361,33 +452,138 @@ def transfer_frame(
     size: cython.Py_ssize_t = min(rest, room)
     head: cython.uchar[80]
     p: cython.p_uchar = cython.address(head[0])
-    store32(p + 4, cython.cast(uint32_t, 0x02000000 | (channel & 0xFFFF)))
-    p[8] = 0
-    p[9] = 0x53
-    p[10] = 0x14
-    p[11] = 0xC0
-    used: cython.Py_ssize_t = 14 + _write_uint(p + 14, handle)
-    count: cython.int = 1
-    if at == 0:
-        used += _write_uint(p + used, delivery_id)
-        used += _write_text(p + used, 0xA0, bytes_pointer(tag), tag_size)
-        p[used] = 0x43
-        p[used + 1] = 0x41 if settled else 0x42
-        used += 2
-        count = 5
-    if size < rest:
-        while count < 5:
-            p[used] = 0x40
-            used += 1
-            count += 1
-        p[used] = 0x41
-        used += 1
-        count = 6
-    p[12] = cython.cast(cython.uchar, used - 13)
-    p[13] = cython.cast(cython.uchar, count)
+    used: cython.Py_ssize_t = _begin_frame(
+        p,
+        channel,
+        handle,
+        delivery_id,
+        bytes_pointer(tag),
+        tag_size,
+        settled,
+        at == 0,
+        size < rest,
+    )
     store32(p, cython.cast(uint32_t, used + size))
     made: bytes = uninitialized(used + size)
     out: cython.p_uchar = bytes_pointer(made)
     string.memcpy(out, p, used)
     string.memcpy(out + used, bytes_pointer(message) + at, size)
     return made
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _read_names(
+    names: cython.pointer(Names), p: cython.p_uchar, n: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """Reads the names of the record of n bytes at p. Returns where its content begins; -1 = they
+    need a closer look."""
+    at: cython.Py_ssize_t = names_length(p, n)
+    if at < 0:
+        return -1
+    names.exchange = p + 1
+    names.exchange_size = p[0]
+    names.key = p + 2 + names.exchange_size
+    names.key_size = at - 2 - names.exchange_size
+    if not is_utf8(names.exchange, names.exchange_size) or not is_utf8(names.key, names.key_size):
+        return -1
+    return at
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _append_transfer(
+    out: cython.pointer(Buffer),
+    run: cython.pointer(Run),
+    p: cython.p_uchar,
+    n: cython.Py_ssize_t,
+    i: cython.Py_ssize_t,
+) -> cython.int:
+    """Appends the frame of message i of a run, whose record has n bytes at p. Returns whether that
+    is done: else it needs a closer look."""
+    names: Names
+    tag: cython.uchar[8]
+    tag_size: cython.Py_ssize_t = 0
+    head: cython.uchar[2280]
+    q: cython.p_uchar = cython.address(head[0])
+    total: cython.Py_ssize_t = 0
+    begin: cython.Py_ssize_t = _read_names(cython.address(names), p, n)
+    if begin < 0:
+        return 0
+    id: uint64_t = run.first_id + cython.cast(uint64_t, i)
+    if not run.settled:
+        store64(cython.address(tag[0]), id)
+        tag_size = 4 if id <= _SHORT_TAG_MAX else 8
+    frame: cython.Py_ssize_t = _begin_frame(
+        q,
+        run.channel,
+        run.handle,
+        cython.cast(uint32_t, run.delivery_id + cython.cast(uint64_t, i)),
+        cython.address(tag[0]) + 8 - tag_size,
+        tag_size,
+        run.settled,
+        True,
+        False,
+    )
+    used: cython.Py_ssize_t = _write_head(
+        q + frame,
+        cython.address(names),
+        p + begin,
+        n - begin,
+        run.acquired,
+        run.failed,
+        run.offset + i if run.offset >= 0 else -1,
+        cython.address(total),
+    )
+    if used < 0 or total > run.room or cython.cast(uint64_t, total) > run.size_max:
+        return 0
+    assert used <= _HEAD_MAX
+    store32(q, cython.cast(uint32_t, frame + total))
+    reserve(out, frame + total)
+    string.memcpy(out.p + out.end, q, frame + used)
+    _write_bodies(out.p + out.end + frame + used, p + begin, n - begin)
+    out.end += frame + total
+    return 1
+
+
+def plain_transfers(
+    place: tuple,
+    delivery: tuple,
+    offset: int64_t,
+    most: cython.Py_ssize_t,
+    bytes_most: cython.Py_ssize_t,
+):
+    run: Run
+    run.channel, run.handle, run.delivery_id, run.settled, run.room, run.size_max = place
+    run.offset = offset
+    block: bytes
+    command: cython.Py_ssize_t
+    first: cython.Py_ssize_t
+    count: cython.Py_ssize_t
+    run.first_id, block, command, first, count, run.acquired, run.failed = delivery
+    known: uint32_t = 0
+    p: cython.p_uchar = bytes_pointer(block)
+    table: cython.Py_ssize_t = record_table(p, len(block), command, cython.address(known))
+    if table < 0 or first < 0 or first > known or run.room > _ROOM_MAX:
+        return b"", 0
+    most = min(most, count, cython.cast(cython.Py_ssize_t, known) - first)
+    out: Buffer
+    out.p = cython.NULL
+    out.start = out.end = out.capacity = 0
+    low: cython.Py_ssize_t
+    high: cython.Py_ssize_t
+    i: cython.Py_ssize_t = 0
+    try:
+        while i < most and out.end <= bytes_most:
+            low = get32(p + table + 4 * (first + i))
+            high = get32(p + table + 4 * (first + i) + 4)
+            if low < ENQUEUE_RECORDS or high < low or command + high > table:
+                break
+            if not _append_transfer(
+                cython.address(out), cython.address(run), p + command + low, high - low, i
+            ):
+                break
+            i += 1
+        return copy_bytes(out.p, out.end), i
+    finally:
+        free_buffer(cython.address(out))

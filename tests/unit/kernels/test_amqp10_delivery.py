@@ -11,15 +11,18 @@ from hypothesis import strategies as st
 
 from convoymq.edges.amqp10.frames import frame
 from convoymq.edges.amqp10.performatives import Transfer
-from convoymq.kernels.amqp10_delivery import plain_transfer, transfer_frame
+from convoymq.kernels.amqp10_delivery import plain_transfer, plain_transfers, transfer_frame
+from convoymq.kernels.batch import record
+from convoymq.kernels.content import split_record
 from convoymq.messages.amqp091 import Properties
 from convoymq.messages.amqp10.message import composed_transfer, stored_of
 from convoymq.messages.amqp10.sections import DATA, VALUE, section, split
 from convoymq.messages.amqp10.values import Symbol, UByte, UInt
 from convoymq.messages.encodings import AMQP_10
-from convoymq.messages.record import content_of, telling_deaths
+from convoymq.messages.record import content_of, names_of, read_names, telling_deaths
 from convoymq.model.errors import PeerError
-from convoymq.model.tables import Table, text_of
+from convoymq.model.tables import Table, bytes_of, is_text, text_of
+from tests.unit.kernels.reference import enqueue
 from tests.unit.messages.amqp10.strategies import FEW, MESSAGE_PROPERTIES, MESSAGES
 
 BODY = section(DATA, b"hello")
@@ -101,6 +104,88 @@ def test_frames_are_those_of_the_performatives(
         assert made == frame(9, performative.encoded() + part)
         found += part
     assert found == message
+
+
+KINDS = (
+    content_in(BODY),
+    content_in(section(0x70, [True, UByte(7), UInt(9)]) + section(DATA, b"x" * 900)),
+    content_of(Properties(), b"hello"),
+    content_of(Properties(message_id="m", delivery_mode=2), b"y" * 300),
+    content_of(Properties(type="t"), b"needs a closer look"),
+    content_in(BODY)[:-4],
+)
+
+
+def enqueue_all(records: list[bytes]) -> bytes:
+    return enqueue(1, 1, records, [0] * len(records), 0)
+
+
+def one_at_a_time(
+    place: tuple[int, int, int, bool, int, int],
+    delivery: tuple[int, bytes, int, int, int, int, int],
+    offset: int,
+    most: int,
+    bytes_most: int,
+) -> tuple[bytes, int]:
+    """Does what `plain_transfers` does, by the functions for one message."""
+    channel, handle, delivery_id, settled, room, size_max = place
+    first_id, block, command, first, count, acquired, failed = delivery
+    found, i = b"", 0
+    while i < min(most, count) and len(found) <= bytes_most:
+        names, content = split_record(record(block, command, first + i))
+        exchange, key = (bytes_of(each) for each in read_names(names))
+        at = offset + i if offset >= 0 else -1
+        made = plain_transfer(exchange, key, content, acquired, failed, at)
+        if made is None or len(made) > min(room, size_max) or not is_text(text_of(key)):
+            break
+        id = first_id + i
+        tag = b"" if settled else id.to_bytes(4 if id < 1 << 32 else 8, "big")
+        number = (delivery_id + i) % (1 << 32)
+        found += transfer_frame(channel, handle, number, tag, settled, made, 0, room)
+        i += 1
+    return found, i
+
+
+@FEW
+@given(
+    st.lists(st.tuples(st.sampled_from(["k", "", "ü", text_of(b"\xff")]),
+                       st.sampled_from(KINDS)), min_size=1, max_size=9),
+    st.tuples(st.just(9), COUNTS, st.sampled_from([0, 255, (1 << 32) - 2]), st.booleans(),
+              st.sampled_from([100, 420, 5000]), st.sampled_from([100, 1000, (1 << 64) - 1])),
+    st.sampled_from([0, (1 << 32) - 2]),
+    st.tuples(COUNTS, COUNTS),
+    st.sampled_from([-1, 0, 127]),
+    st.integers(-1, 10),
+    st.sampled_from([-1, 0, 300, 1 << 20]),
+    st.data(),
+)  # fmt: skip
+def test_a_run_is_its_messages_one_at_a_time(
+    messages: list[tuple[str, bytes]],
+    place: tuple[int, int, int, bool, int, int],
+    first_id: int,
+    counts: tuple[int, int],
+    offset: int,
+    most: int,
+    bytes_most: int,
+    data: st.DataObject,
+) -> None:
+    block = enqueue_all([names_of("x", key) + content for key, content in messages])
+    first = data.draw(st.integers(0, len(messages) - 1))
+    delivery = (first_id, block, 0, first, len(messages) - first, *counts)
+    limits = offset, most, bytes_most
+    assert plain_transfers(place, delivery, *limits) == one_at_a_time(place, delivery, *limits)
+
+
+@given(st.data())
+def test_a_damaged_block_is_not_read_beyond_its_end(data: st.DataObject) -> None:
+    whole = enqueue_all([names_of("x", "k") + content_in(BODY)] * 3)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    broken = whole[:at] + data.draw(st.binary(max_size=8)) + whole[at + 1 :]
+    place = 9, 1, 0, False, 5000, 5000
+    for block in (broken, whole[:at]):
+        for command in (0, 8, -1, 1 << 40):
+            found = plain_transfers(place, (0, block, command, 0, 9, 0, 0), -1, 9, 1 << 20)
+            assert 0 <= found[1] <= 9
 
 
 def test_a_frame_of_no_part_is_refused() -> None:

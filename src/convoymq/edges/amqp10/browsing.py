@@ -61,9 +61,9 @@ class Browser(Direct):
         self._echoes |= flow.echo
         self._go_on()
 
-    def count_sent(self) -> None:
-        """A message was sent."""
-        super().count_sent()
+    def count_sent(self, count: int) -> None:
+        """Messages were sent."""
+        super().count_sent(count)
         if not self.waiting:
             self._go_on()
 
@@ -86,7 +86,7 @@ class Browser(Direct):
 
     async def _read(self) -> None:
         session = self.session
-        rows = min(self.credit, session.settings.queue_credit)
+        rows = min(self.credit, session.settings.queue_credit_large)
         try:
             self._cursor, runs = await self._queue.browse(self._cursor, rows, PAGE_BYTES)
             self._at_end = self._cursor is None

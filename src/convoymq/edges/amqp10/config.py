@@ -25,9 +25,10 @@ class Amqp10Config(Section):
         low=1, high=1_000_000,
     )  # fmt: skip
     link_credit: int = key(
-        "max_link_credit", 170,
-        """Messages of one AMQP 1.0 publisher that may be under way or unconfirmed. A larger number
-        is faster, and takes more memory of a node that is behind.""",
+        "max_link_credit", 2000,
+        """Messages of one AMQP 1.0 publisher that may be under way or unconfirmed. Of messages
+        larger than 2 KiB fewer may be, down to 170. A larger number is faster, and takes more
+        memory of a node that is behind.""",
         low=1, high=100_000,
     )  # fmt: skip
     idle_timeout_ms: int = key(
@@ -58,8 +59,12 @@ class Amqp10Config(Section):
     """Shortest idle time-out that a client may ask for."""
     incoming_window: int = 400
     """Transfers that a client may send in a session before it hears again."""
-    queue_credit: int = 256
+    link_credit_large: int = 170
+    """The same when messages are large."""
+    queue_credit: int = 2048
     """Messages that a queue may hand out to one link ahead of what was sent."""
+    queue_credit_large: int = 256
+    """The same when messages are large."""
     unsettled_max: int = 262_144
     """Deliveries of one session that its client has not settled; beyond, nothing more is asked of
     queues."""

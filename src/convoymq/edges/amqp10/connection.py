@@ -189,9 +189,14 @@ class Connection(ClientConnection):
         """Returns how much output waits."""
         return self.kept_bytes + len(self.output)
 
+    @property
+    def output_room(self) -> int:
+        """Returns how much more output may wait; below 0: too much does."""
+        return self.settings.output_bytes_high - self.output_bytes
+
     def output_full(self) -> bool:
         """Returns whether the client reads too slowly for more deliveries."""
-        full = self.output_bytes > self.settings.output_bytes_high
+        full = self.output_room < 0
         self._held_up |= full
         return full
 

@@ -149,7 +149,7 @@ class ReplyLink(Direct):
         except (BrokerError, ValueError) as error:
             log.error("amqp.batch_damaged", queue=REPLY_PREFIX + self._token, reason=str(error))
             return
-        if self.waiting < session.settings.queue_credit and self.push(message):
+        if self.waiting < session.settings.queue_credit_large and self.push(message):
             session.connection.counters.delivered_no_ack += 1
         else:
             session.broker.counters.dropped_replies += 1

@@ -44,6 +44,8 @@ class Incoming(Link, ABC):
         self.unconfirmed = 0
         """Messages that are in work."""
         self._credit_max = credit_max
+        self._size = 0
+        """Bytes of the latest message; 0: none came."""
         self.message_size_max = message_size_max
         self._delivery: Transfer | None = None
         """First transfer of the delivery that is under way."""
@@ -85,8 +87,13 @@ class Incoming(Link, ABC):
         if self.state is not LinkState.ATTACHED or used * 2 < self._credit_max:
             return
         if not self.is_held_up():
-            self.credit += used
+            self._credit_max = self.window()
+            self.credit += max(0, self.grantable())
             self.send_credit()
+
+    def window(self) -> int:
+        """Returns how many messages may be under way or in work from now on."""
+        return self._credit_max
 
     def grantable(self) -> int:
         """Returns how much credit could be granted."""
@@ -129,6 +136,7 @@ class Incoming(Link, ABC):
             return
         message = bytes(self._parts) + payload if self._parts else payload
         self._reset()
+        self._size = len(message)
         self.take(first, message)
         self.renew_credit()
 

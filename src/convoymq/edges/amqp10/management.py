@@ -191,10 +191,10 @@ class ResponseLink(Direct):
         while self._held and self.push(self._held[0]):
             self._held.popleft()
 
-    def count_sent(self) -> None:
-        """A response was sent."""
-        super().count_sent()
-        self._pair.sent(1)
+    def count_sent(self, count: int) -> None:
+        """Responses were sent."""
+        super().count_sent(count)
+        self._pair.sent(count)
 
     def give_back(self) -> None:
         """Leaves the pair."""

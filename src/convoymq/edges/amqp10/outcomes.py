@@ -24,6 +24,7 @@ from convoymq.edges.amqp10.performatives import (
     Released,
     TransactionalState,
 )
+from convoymq.edges.amqp10.serial import following
 from convoymq.messages.amqp10.values import Symbol, Value, encode
 from convoymq.queues.interface import Modification
 
@@ -57,13 +58,13 @@ def on_disposition(session: Session, disposition: Disposition) -> None:
     found = session.unsettled.take(first, last)
     if not found:
         return
-    by_link: dict[Sender, list[int]] = {}
-    for link, message_id in found:
-        by_link.setdefault(link, []).append(message_id)
+    by_link: dict[Sender, list[tuple[int, int]]] = {}
+    for run in found:
+        by_link.setdefault(run.link, []).append(run.message_ids)
     for link, ids in by_link.items():
         settle(link, ranges(ids))
     if isinstance(state, Accepted):
-        session.connection.counters.acknowledged += len(found)
+        session.connection.counters.acknowledged += sum(run.count for run in found)
     if not disposition.settled:
         session.send(
             Disposition(
@@ -81,20 +82,22 @@ def _retire(
     session: Session, state: TransactionalState, first: int, last: int, *, settled: bool
 ) -> None:
     by_link: dict[Sender, list[tuple[int, int]]] = {}
-    for delivery_id, (link, message_id) in session.unsettled.taken(first, last):
-        by_link.setdefault(link, []).append((delivery_id, message_id))
+    for run in session.unsettled.take(first, last):
+        by_link.setdefault(run.link, []).extend(
+            (following(run.first, each), run.message_id + each) for each in range(run.count)
+        )
     session.transactions.retire(state, by_link, settled=settled)
     session.pump()
 
 
-def ranges(ids: Iterable[int]) -> list[int]:
-    """Returns ids as ascending ranges (first, last, first, last, …)."""
+def ranges(ids: Iterable[tuple[int, int]]) -> list[int]:
+    """Returns ranges of ids in ascending order (first, last, …), as few as possible."""
     found: list[int] = []
-    for each in sorted(ids):
-        if found and each == found[-1] + 1:
-            found[-1] = each
+    for first, last in sorted(ids):
+        if found and first == found[-1] + 1:
+            found[-1] = last
         else:
-            found += (each, each)
+            found += (first, last)
     return found
 
 

@@ -104,11 +104,11 @@ class Outgoing(Link, ABC):
                 properties=self.flow_properties,
             )
 
-    def count_sent(self) -> None:
-        """A message was sent."""
-        self.delivery_count = following(self.delivery_count, 1)
-        self.credit = max(0, self.credit - 1)
-        self.session.next_delivery_id = following(self.session.next_delivery_id, 1)
+    def count_sent(self, count: int) -> None:
+        """Messages were sent."""
+        self.delivery_count = following(self.delivery_count, count)
+        self.credit = max(0, self.credit - count)
+        self.session.next_delivery_id = following(self.session.next_delivery_id, count)
 
     def size_fault(self, size: int) -> None:
         """Detaches the link: a message is larger than the client takes."""
@@ -137,12 +137,16 @@ class Pending(ABC):
         """Sends transfers. Returns whether all are sent: else the client has to open its window, or
         to read."""
 
+    @property
+    def _room(self) -> int:
+        """Returns how many bytes of a message one frame has."""
+        return self.link.session.connection.peer_frame_max - HEADER_BYTES - TRANSFER_BYTES_MAX
+
     def _send_parts(self, tag: bytes) -> bool:
         """Sends transfers of the message that is under way; False: the client takes no more."""
         link, session, message = self.link, self.link.session, self._message
         assert message is not None
-        connection = session.connection
-        room = connection.peer_frame_max - HEADER_BYTES - TRANSFER_BYTES_MAX
+        connection, room = session.connection, self._room
         while True:
             if session.remote_incoming_window <= 0 or connection.output_full():
                 return False
@@ -159,8 +163,7 @@ class Pending(ABC):
                 )
             )
             self._at += room
-            session.remote_incoming_window -= 1
-            session.next_outgoing_id = following(session.next_outgoing_id, 1)
+            session.count_transfers(1)
             if self._at >= len(message):
                 self._message = None
                 self._at = 0
@@ -232,10 +235,10 @@ class Direct(Outgoing):
         self.session.pump()
         return True
 
-    def count_sent(self) -> None:
-        """A message was sent."""
-        super().count_sent()
-        self._waiting -= 1
+    def count_sent(self, count: int) -> None:
+        """Messages were sent."""
+        super().count_sent(count)
+        self._waiting -= count
 
     def give_back(self) -> None:
         """Lets go what was not sent."""
@@ -264,5 +267,5 @@ class _Message(Pending):
         if self.link.state is LinkState.ATTACHED:
             if not self._send_parts(b""):
                 return False
-            self.link.count_sent()
+            self.link.count_sent(1)
         return True

@@ -3,8 +3,8 @@
 Most messages are one transfer to one queue, and ask for nothing: runs of them go from the input
 straight into the queue's batch (`take_plain`, `kernels.amqp10_frames`), by the same rules.
 
-A link has credit for `link_credit` messages, less those that no queue has confirmed yet: a queue
-that is behind holds up its own publishers.
+A link has credit for some messages, the more the smaller they are, less those that no queue has
+confirmed yet: a queue that is behind holds up its own publishers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from convoymq.edges.amqp10.performatives import (
     TransactionalState,
     Transfer,
 )
-from convoymq.edges.amqp10.serial import following
+from convoymq.edges.amqp10.serial import following, messages_ahead
 from convoymq.edges.amqp10.states import LinkState
 from convoymq.kernels.content import content_parts
 from convoymq.messages.amqp10.message import Stored, stored_of
@@ -58,10 +58,15 @@ from convoymq.queues.message_checks import (
 from convoymq.queues.message_properties import check_waits_nowhere, short_way_of
 
 if TYPE_CHECKING:
+    from convoymq.edges.amqp10.config import Amqp10Config
     from convoymq.edges.amqp10.session import Session
 
 _NEVER = -1
 """No route cache version."""
+
+
+def _window_of(settings: Amqp10Config, size: int) -> int:
+    return messages_ahead(settings.link_credit_large, settings.link_credit, size)
 
 
 class Receiver(Incoming):
@@ -75,7 +80,7 @@ class Receiver(Incoming):
         super().__init__(
             session,
             attach,
-            credit_max=session.settings.link_credit,
+            credit_max=_window_of(session.settings, 0),
             message_size_max=session.connection.message_size_max,
         )
         self.destination = destination
@@ -83,6 +88,10 @@ class Receiver(Incoming):
         """Streams into the queues that the last message went to."""
         self._way: _Way | None = None
         self._way_version = _NEVER
+
+    def window(self) -> int:
+        """See `Incoming`."""
+        return _window_of(self.session.settings, self._size)
 
     def is_held_up(self) -> bool:
         """Returns whether nothing more is taken for now: an alarm is on, or messages wait for a
@@ -106,13 +115,15 @@ class Receiver(Incoming):
         if way is None:
             return 0
         # Settled ones use credit up, of which more is granted when half of it is gone.
-        half, used = (session.settings.link_credit + 1) // 2, self.grantable()
+        half, used = (self._credit_max + 1) // 2, self.grantable()
+        waiting = reader.waiting
         count = session.publishes.publish_plain(
             self, reader, way, (most, min(most, max(1, half - used)))
         )
         self.credit -= count
         self.delivery_count = following(self.delivery_count, count)
         if count:
+            self._size = (waiting - reader.waiting) // count
             self.clients = {way.client}
             exchange, connection = way.exchange, session.connection
             connection.counters.published += count

@@ -34,7 +34,9 @@ from convoymq.edges.amqp10.performatives import (
     Released,
     Source,
 )
+from convoymq.edges.amqp10.serial import messages_ahead
 from convoymq.edges.amqp10.states import LinkState, SessionState
+from convoymq.kernels.amqp10_delivery import plain_transfers
 from convoymq.kernels.batch import record
 from convoymq.kernels.content import split_record
 from convoymq.messages.amqp10.filters import Wanted
@@ -86,6 +88,8 @@ class Sender(Outgoing):
         self._drains = False
         self._echoes = False
         self._again = False
+        self.size = 0
+        """Bytes of a message of those that were sent last; 0: none was."""
         self._early: Flow | None = None
         self._active: bool | None = None
         self._detach: Detach | None = None
@@ -190,7 +194,7 @@ class Sender(Outgoing):
             # `top_up` goes on when the client has settled.
             self.session.hungry.add(self)
         else:
-            limit += min(self.credit, self.session.settings.queue_credit)
+            limit += min(self.credit, self._ahead_max)
         if limit == self._limit and not self._drains and not self._echoes:
             return
         self._limit = limit
@@ -199,18 +203,24 @@ class Sender(Outgoing):
 
     def top_up(self) -> None:
         """Lets the queue hand out more when little is left of what it may."""
-        session, settings = self.session, self.session.settings
+        session = self.session
         ahead_of = self._limit - self._sent
         if (
             self.state is LinkState.ATTACHED
             and not self._asked
-            and ahead_of * 2 <= settings.queue_credit
+            and ahead_of * 2 <= self._ahead_max
             and ahead_of < self.credit
         ):
             if self._is_full():
                 return
             self._ask()
         session.hungry.discard(self)
+
+    @property
+    def _ahead_max(self) -> int:
+        """Returns how many messages the queue may hand out ahead of what was sent."""
+        settings = self.session.settings
+        return messages_ahead(settings.queue_credit_large, settings.queue_credit, self.size)
 
     def _is_full(self) -> bool:
         """Returns whether the session's client has to settle before it gets more."""
@@ -281,16 +291,16 @@ class Sender(Outgoing):
         self.session.outgoing.append(Deliveries(self, delivery))
         self.session.pump()
 
-    def on_sent(self, message_id: int) -> None:
-        """A message was sent."""
-        self._sent += 1
+    def on_sent(self, first: int, count: int) -> None:
+        """Messages with succeeding ids were sent."""
+        self._sent += count
         session = self.session
         if self.settled:
-            self.client.settle(self.number, (message_id, message_id))
+            self.client.settle(self.number, (first, first + count - 1))
         else:
-            session.unsettled.add(session.next_delivery_id, self, message_id)
+            session.unsettled.add(session.next_delivery_id, self, first, count)
         session.hungry.add(self)
-        self.count_sent()
+        self.count_sent(count)
 
     # --- ends ----------------------------------------------------------------------------------
 
@@ -405,22 +415,58 @@ class Deliveries(Pending):
         self._next = 0
 
     @property
-    def ids(self) -> range:
-        """Returns the ids of messages that are not sent."""
+    def message_ids(self) -> tuple[int, int]:
+        """Returns the first and the last id of messages that are not sent."""
         first = self.delivery.first_id
-        return range(first + self._next, first + self.delivery.messages)
+        return first + self._next, first + self.delivery.messages - 1
 
     def send(self) -> bool:
         """See `Pending`."""
         link = self.link
         while self._next < self.delivery.messages and link.state is LinkState.ATTACHED:
-            if self._message is None and not self._begin():
-                return True
+            if self._message is None:
+                if self._send_plain():
+                    continue
+                if not self._begin():
+                    return True
             message_id = self.delivery.first_id + self._next
             if not self._send_parts(_tag(message_id, settled=link.settled)):
                 return False
             self._next += 1
-            link.on_sent(message_id)
+            link.on_sent(message_id, 1)
+        return True
+
+    def _send_plain(self) -> bool:
+        """Sends messages that are one frame each and need no closer look, by the rules of what
+        follows here. Returns whether there were any."""
+        link, session = self.link, self.link.session
+        connection = session.connection
+        if self.delivery.annotations or connection.vhost in session.broker.firehose.vhosts:
+            return False
+        delivery = self.delivery.without(self._next) if self._next else self.delivery
+        first_id = delivery.first_id
+        frames, count = plain_transfers(
+            (
+                session.channel,
+                link.handle,
+                session.next_delivery_id,
+                link.settled,
+                self._room,
+                link.message_size_max,
+            ),
+            delivery[1:8],
+            first_id if link.queue.features.reads_by_offset else -1,
+            session.remote_incoming_window,
+            connection.output_room,
+        )
+        if not count:
+            return False
+        connection.write(frames)
+        session.count_transfers(count)
+        link.size = len(frames) // count
+        self._trace(count)
+        self._next += count
+        link.on_sent(first_id, count)
         return True
 
     def _begin(self) -> bool:
@@ -437,7 +483,7 @@ class Deliveries(Pending):
                 acquired_count=delivery.acquired_count,
                 failed_count=delivery.failed_delivery_count,
                 annotations=delivery.annotations,
-                stream_offset=self.ids.start if link.queue.features.reads_by_offset else -1,
+                stream_offset=self.message_ids[0] if link.queue.features.reads_by_offset else -1,
             )
         except (BrokerError, ValueError) as error:
             log.error("amqp.batch_damaged", queue=link.queue.name, reason=str(error))
@@ -449,15 +495,21 @@ class Deliveries(Pending):
             link.client.return_(link.number, (message_id, message_id), failed=True)
             link.size_fault(len(self._message))
             return False
-        self._trace(data)
+        link.size = len(self._message)
+        self._trace(1)
+        self._copy(data)
         return True
 
-    def _trace(self, data: bytes) -> None:
+    def _trace(self, count: int) -> None:
+        link, trace = self.link, self.link.queue.trace
+        if trace is not None:
+            sent = self.delivery.without(self._next).upto(count)
+            trace.sent(link.client.session, *sent[:8])
+
+    def _copy(self, data: bytes) -> None:
+        """Hands the firehose a message."""
         link, session = self.link, self.link.session
         connection, firehose = session.connection, session.broker.firehose
-        trace = link.queue.trace
-        if trace is not None:
-            trace.sent(link.client.session, *self.delivery.without(self._next).upto(1)[:8])
         if connection.vhost not in firehose.vhosts:
             return
         copy = firehose.delivered(

@@ -314,6 +314,11 @@ class Session:
             )
         )
 
+    def count_transfers(self, count: int) -> None:
+        """Transfers were sent."""
+        self.remote_incoming_window -= count
+        self.next_outgoing_id = following(self.next_outgoing_id, count)
+
     def pump(self) -> None:
         """Sends deliveries, and flows behind them, as far as the client takes them."""
         if self._pumping:
@@ -341,8 +346,8 @@ class Session:
             self.outgoing.popleft()
         return True
 
-    def take_back(self, link: Outgoing) -> list[int]:
-        """Forgets the deliveries of a link that ends, and returns the ids of their messages."""
+    def take_back(self, link: Outgoing) -> list[tuple[int, int]]:
+        """Forgets the deliveries of a link that ends. Returns the ranges of their message ids."""
         ids = self.unsettled.take_of(link) if isinstance(link, Sender) else []
         if not link.waiting:
             return ids
@@ -351,7 +356,7 @@ class Session:
             if not isinstance(each, Pending) or each.link is not link:
                 kept.append(each)
             elif isinstance(each, Deliveries):
-                ids += each.ids
+                ids.append(each.message_ids)
         self.outgoing = kept
         return ids
 

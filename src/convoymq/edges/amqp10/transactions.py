@@ -93,7 +93,7 @@ class Retired(NamedTuple):
     @property
     def ranges(self) -> list[int]:
         """Returns the ids of the messages."""
-        return outcomes.ranges(message_id for _, message_id in self.deliveries)
+        return outcomes.ranges((each, each) for _, each in self.deliveries)
 
 
 class Work:

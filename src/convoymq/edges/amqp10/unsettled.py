@@ -1,31 +1,45 @@
 """Deliveries of one session that wait for their outcome.
 
-They lie in blocks by their ids, so that a range which names few of them costs little, however many
-there are and however wide it is.
+They lie in runs: deliveries of one link, whose ids and message ids follow each other. Runs are in
+the order of their ids, numbered without the overflow of 32 bits from the oldest one on, so that a
+range which names few of them costs little, however many there are and however wide it is.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead, following
+from convoymq.edges.amqp10.serial import WINDOW_MAX, ahead
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.sending import Sender
 
-_BITS = 8
-_BLOCKS_MASK = WINDOW_MAX >> _BITS
 
-Held = tuple["Sender", int]
-"""Link and message id of a delivery."""
+@dataclass(slots=True)
+class Run:
+    """Neighbouring deliveries of one link."""
+
+    link: Sender
+    first: int
+    """Number of the first one; its last 32 bits are the delivery id."""
+    message_id: int
+    """Of the first one."""
+    count: int
+
+    @property
+    def message_ids(self) -> tuple[int, int]:
+        """Returns the first and the last message id."""
+        return self.message_id, self.message_id + self.count - 1
 
 
 class Unsettled:
     """See the module text."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, dict[int, Held]] = {}
-        """By all bits of delivery ids but the last ones."""
+        self._runs: list[Run] = []
+        """By their numbers."""
         self._of: dict[Sender, int] = {}
         """Deliveries by link."""
         self._count = 0
@@ -33,66 +47,85 @@ class Unsettled:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, delivery_id: int, link: Sender, message_id: int) -> None:
-        """Keeps a delivery."""
-        number = delivery_id >> _BITS
-        block = self._blocks.get(number)
-        if block is None:
-            block = self._blocks[number] = {}
-        block[delivery_id] = link, message_id
-        self._of[link] = self._of.get(link, 0) + 1
-        self._count += 1
-
-    def take(self, first: int, last: int) -> list[Held]:
-        """Forgets the deliveries of a range of ids, and returns them."""
-        return [held for _, held in self.taken(first, last)]
-
-    def taken(self, first: int, last: int) -> list[tuple[int, Held]]:
-        """As `take`: with their ids."""
-        count = ahead(last, first) + 1
-        begin = first >> _BITS
-        blocks = ((last >> _BITS) - begin & _BLOCKS_MASK) + 1
-        if blocks <= len(self._blocks):
-            numbers = [begin + each & _BLOCKS_MASK for each in range(blocks)]
+    def add(self, delivery_id: int, link: Sender, message_id: int, count: int = 1) -> None:
+        """Keeps deliveries."""
+        runs, number = self._runs, delivery_id
+        if runs:
+            newest = runs[-1].first
+            number = newest + ahead(delivery_id, newest)
+        at = len(runs)
+        if runs and number < newest:
+            # They are back from a transaction.
+            at = bisect_left(runs, number, key=lambda each: each.first)
+        before = runs[at - 1] if at else None
+        if (
+            before is not None
+            and before.link is link
+            and before.first + before.count == number
+            and before.message_id + before.count == message_id
+        ):
+            before.count += count
         else:
-            numbers = [each for each in self._blocks if each - begin & _BLOCKS_MASK < blocks]
-        found: list[tuple[int, Held]] = []
-        for number in numbers:
-            block = self._blocks.get(number)
-            if block is None:
-                continue
-            if count <= len(block):
-                ids = [following(first, each) for each in range(count)]
-            else:
-                ids = [each for each in block if 0 <= ahead(each, first) < count]
-            found += [(each, self._forget(number, block, each)) for each in ids if each in block]
-        return found
+            runs.insert(at, Run(link, number, message_id, count))
+        self._of[link] = self._of.get(link, 0) + count
+        self._count += count
 
-    def take_of(self, link: Sender) -> list[int]:
-        """Forgets the deliveries of a link, and returns the ids of their messages."""
-        found: list[int] = []
-        for number in reversed(list(self._blocks)):
-            if link not in self._of:
-                break
-            block = self._blocks[number]
-            ids = [delivery_id for delivery_id, (of, _) in block.items() if of is link]
-            found += [self._forget(number, block, each)[1] for each in ids]
+    def take(self, first: int, last: int) -> list[Run]:
+        """Forgets the deliveries of a range of ids, and returns them."""
+        count = ahead(last, first) + 1
+        if count <= 0 or not self._runs:
+            return []
+        oldest, circle = self._runs[0].first, WINDOW_MAX + 1
+        begin = oldest + (first - oldest) % circle
+        found = self._take(begin, begin + count)
+        # A range that begins before the oldest one reaches it from behind.
+        return found + self._take(oldest, begin + count - circle)
+
+    def take_of(self, link: Sender) -> list[tuple[int, int]]:
+        """Forgets the deliveries of a link, and returns the ranges of their message ids."""
+        count = self._of.pop(link, 0)
+        if not count:
+            return []
+        found = [each.message_ids for each in self._runs if each.link is link]
+        self._runs = [each for each in self._runs if each.link is not link]
+        self._count -= count
         return found
 
     def clear(self) -> None:
         """Forgets all."""
-        self._blocks.clear()
+        self._runs.clear()
         self._of.clear()
         self._count = 0
 
-    def _forget(self, number: int, block: dict[int, Held], delivery_id: int) -> Held:
-        held = block.pop(delivery_id)
-        if not block:
-            del self._blocks[number]
-        self._count -= 1
-        left = self._of[held[0]] - 1
-        if left:
-            self._of[held[0]] = left
-        else:
-            del self._of[held[0]]
-        return held
+    def _take(self, begin: int, end: int) -> list[Run]:
+        if end <= begin:
+            return []
+        at = self._cut(begin)
+        stop = self._cut(end)
+        found = self._runs[at:stop]
+        del self._runs[at:stop]
+        for each in found:
+            self._count -= each.count
+            left = self._of[each.link] - each.count
+            if left:
+                self._of[each.link] = left
+            else:
+                del self._of[each.link]
+        return found
+
+    def _cut(self, number: int) -> int:
+        """Returns where deliveries from a number on lie, apart from those before them."""
+        runs = self._runs
+        at = bisect_left(runs, number, key=lambda each: each.first)
+        if at and runs[at - 1].first + runs[at - 1].count > number:
+            before = runs[at - 1]
+            count = number - before.first
+            rest = replace(
+                before,
+                first=number,
+                message_id=before.message_id + count,
+                count=before.count - count,
+            )
+            before.count = count
+            runs.insert(at, rest)
+        return at

@@ -254,7 +254,17 @@ async def test_an_alarm_closes_the_window_and_gives_no_credit(client: Client) ->
     client.connection.set_alarms()
     flows = of_kind(await client.heard(), Flow)
     assert [each.incoming_window for each in flows] == [400, 400]
-    assert flows[1].link_credit == 170
+    assert flows[1].link_credit == 2000
+
+
+@pytest.mark.parametrize(("size", "credit"), [(16, 2000), (50_000, 170)])
+async def test_small_messages_get_more_credit(client: Client, size: int, credit: int) -> None:
+    client.broker.queue("q")
+    await publisher(client)
+    for _ in range(90):
+        client.transfer(message(b"x" * size))
+    found = await client.heard()
+    assert [each.link_credit for each in of_kind(found, Flow) if each.handle == 0][-1] == credit
 
 
 async def test_a_closed_window_is_not_to_be_written_into(client: Client) -> None:
