@@ -143,8 +143,10 @@ class MirroredHandle(RemoteQueue):
     def configure(self, settings: Mapping[str, object]) -> None:
         """See `Queue`."""
         super().configure(settings)
-        if self.master is not None:
-            self.master.configure(settings)
+        # One that was opened while the node is paused does not have the clients yet.
+        master = self.host.master_of(self.group)
+        if master is not None:
+            master.configure(settings)
 
     @property
     def known_leader(self) -> int | None:

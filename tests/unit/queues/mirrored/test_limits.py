@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from convoymq.queues.driver import Answer
 from tests.unit.queues.mirrored.support import MIRRORED, Cluster
 
 GROUP = 1
@@ -78,3 +79,24 @@ def test_a_policy_that_changes_while_a_node_is_paused_counts_when_its_queues_go_
     assert not host.is_paused
     assert cluster.master.machine.ready_count == 1
     assert cluster.master.machine.limits.expires_ms == 60_000
+
+
+def test_a_policy_reaches_a_master_that_was_opened_while_its_node_is_paused(
+    cluster: Cluster,
+) -> None:
+    """Its handle does not have it before the node has read the tree, and kept the policy."""
+    cluster.declare()
+    host = cluster.nodes[2].host
+    parts = host._parts
+    has_majority = False
+    waiting: list[Answer] = []
+    host._parts = replace(parts, has_majority=lambda: has_majority, read_tree=waiting.append)
+    cluster.pass_by(5_000)
+    has_majority = True
+    cluster.until(lambda: bool(waiting))
+    cluster.nodes[1].host.hand_over(GROUP, 2)
+    cluster.until(lambda: host.master_of(GROUP) is not None)
+    assert host.is_paused
+    set_policy(cluster, **{"ha-mode": "exactly", "ha-params": 2})
+    waiting[-1](True, None)
+    cluster.until(lambda: cluster.queue.view is not None and len(cluster.queue.view.live) == 2)
