@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from convoymq.metadata.machine import User
@@ -86,13 +87,17 @@ class ConnectionRegistry:
         return len(self._open)
 
 
-class MessageCounters:
-    """Messages of one protocol's clients since the node started."""
+COUNTED = (
+    "acknowledged", "confirmed", "delivered", "delivered_no_ack", "dropped_unroutable", "get",
+    "get_empty", "get_no_ack", "published", "redelivered", "returned_unroutable",
+)  # fmt: skip
+"""Names of the counts of messages."""
 
-    __slots__ = (
-        "acknowledged", "confirmed", "delivered", "delivered_no_ack", "dropped_unroutable", "get",
-        "get_empty", "get_no_ack", "published", "redelivered", "returned_unroutable",
-    )  # fmt: skip
+
+class MessageCounters:
+    """Messages of one protocol's clients since the node started. `fold` comes before a reading."""
+
+    __slots__ = (*COUNTED, "counting")
 
     acknowledged: int
     confirmed: int
@@ -107,8 +112,15 @@ class MessageCounters:
     returned_unroutable: int
 
     def __init__(self) -> None:
-        for name in self.__slots__:
+        for name in COUNTED:
             setattr(self, name, 0)
+        self.counting: set[Callable[[], None]] = set()
+        """Each adds what its channel has counted by itself since the last time."""
+
+    def fold(self) -> None:
+        """Adds what open channels have counted by themselves."""
+        for add in self.counting:
+            add()
 
 
 class Counters:
@@ -147,7 +159,6 @@ class Counters:
         """Returns all totals by name; those of messages over all protocols."""
         own = {name: getattr(self, name) for name in self.__slots__ if name != "messages"}
         each = self.messages.values()
-        return own | {
-            name: sum(getattr(counted, name) for counted in each)
-            for name in MessageCounters.__slots__
-        }
+        for counted in each:
+            counted.fold()
+        return own | {name: sum(getattr(counted, name) for counted in each) for name in COUNTED}

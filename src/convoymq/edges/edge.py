@@ -38,6 +38,7 @@ class NodeParts:
 
 def message_metrics(protocol: str, counters: MessageCounters) -> list[Metric]:
     """Returns the messages of a protocol's clients under RabbitMQ's names."""
+    counters.fold()
     consumed = counters.delivered + counters.delivered_no_ack
     return [
         ("counter", f"global_messages_{name}_total", {"protocol": protocol}, value)

@@ -104,6 +104,7 @@ class Channel(ClientEvents):
         #: The queue that is being deleted, and cancels of its consumers: delete-ok goes first.
         self.deleting: tuple[str, list[spec.BasicCancel]] | None = None
         self._node_counters = self.broker.counters.of(AMQP)
+        self._node_counters.counting.add(self._count)
         self._counted = [0, 0]
         self._tally: Counter[str] = Counter()
         self._routes = ChannelRoutes(self.broker.route_counts, connection.vhost, RouteCount)
@@ -274,13 +275,12 @@ class Channel(ClientEvents):
 
     def on_settled(self) -> None:
         """Acknowledgements were handed on: there may be room under the shared limit."""
-        self.count()
         if self.deliveries.held:
             self.deliveries.release()
         if self.leaving:
             forget_settled_consumers(self)
 
-    def count(self) -> None:
+    def _count(self) -> None:
         """Adds what the kernel has done since the last time to the node's counters."""
         codec, counters, seen = self.codec, self._node_counters, self._counted
         counters.acknowledged += codec.acknowledged - seen[0]
@@ -506,7 +506,6 @@ class Channel(ClientEvents):
         transaction = self.transaction
         if transaction is None:
             self.tally("confirmed", self.codec.resolve(tags, bool(outcome)))
-            self.count()
             return
         transaction.on_published(tags, ok=bool(outcome))
         if transaction.is_done():
@@ -628,7 +627,8 @@ class Channel(ClientEvents):
         if self.closed:
             return
         self.codec.flush_settles()
-        self.count()
+        self._node_counters.counting.discard(self._count)
+        self._count()
         self._routes.clear()
         self.replies.end()
         self.closed = True

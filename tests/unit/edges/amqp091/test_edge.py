@@ -126,6 +126,28 @@ async def test_pika_publishes_and_consumes(edge: Edge, broker: FakeBroker) -> No
     assert edge.outbox.bytes_received > 1_300_000
 
 
+async def test_messages_without_confirms_count_while_their_channel_is_open(
+    edge: Edge, broker: FakeBroker
+) -> None:
+    def publish(port: int) -> None:
+        with pika.BlockingConnection(parameters(port)) as connection:
+            channel = connection.channel()
+            channel.queue_declare("q")
+            for _ in range(3):
+                channel.basic_publish("", "q", b"body")
+            channel.queue_declare("q", passive=True)
+            assert broker.counters.as_dict()["published"] == 3
+            channel.basic_publish("", "q", b"body")
+            channel.queue_declare("q", passive=True)
+            received = [row for row in edge.amqp.metrics() if row[1].endswith("received_total")]
+            assert [row[3] for row in received] == [4]
+
+    await edge.run(publish)
+    counters = broker.counters.of(AMQP)
+    assert counters.published == 4
+    assert not counters.counting
+
+
 async def test_pika_over_tls(broker: FakeBroker) -> None:
     authority = trustme.CA()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
