@@ -91,6 +91,29 @@ async def test_single_queues_are_followed_to_their_end(
         assert found == {"vhost": "/", "name": "a/b", "gone": True}
 
 
+async def test_a_stream_ends_with_its_page_or_its_virtual_host(
+    cluster: FakeCluster, api: httpx.AsyncClient, server: httpx.AsyncClient
+) -> None:
+    guest = ("guest", "guest")
+    await cluster.queue(1, "a")
+    await cluster.queue(1, "b")
+    query = {"topics": "queues", "page": 2, "page_size": 1}
+    async with server.stream("GET", "/events", params=query, auth=guest) as answer:
+        lines = answer.aiter_lines()
+        await until_event(lines, "queues")
+        await ok(api.delete("/queues/%2F/b"), 204)
+        found = await until_event(lines, "end")
+        assert found["reason"].startswith("Page out of range")
+        assert [line async for line in lines] == [""]
+    await ok(api.put("/vhosts/v"), 201)
+    query = {"topics": "queues", "vhost": "v"}
+    async with server.stream("GET", "/events", params=query, auth=guest) as answer:
+        lines = answer.aiter_lines()
+        await until_event(lines, "queues")
+        await ok(api.delete("/vhosts/v"), 204)
+        assert (await until_event(lines, "end"))["reason"]
+
+
 async def test_users_get_what_they_may_see(
     cluster: FakeCluster, api: httpx.AsyncClient, server: httpx.AsyncClient
 ) -> None:

@@ -213,6 +213,17 @@ async def test_lists_without_statistics_have_what_a_queue_is(
     assert "message_stats" not in row
 
 
+async def test_queues_of_some_types_are_listed(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    for kind in ("classic", "quorum", "stream"):
+        await cluster.queue(1, kind, arguments={"x-queue-type": kind})
+    page = await ok(api.get("/queues", params={"type": "stream,quorum", "page": "1"}))
+    assert [row["name"] for row in page["items"]] == ["quorum", "stream"]
+    assert page["total_count"] == 2
+    assert await ok(api.get("/queues/%2F", params={"type": "unknown"})) == []
+
+
 async def test_queues_are_sorted_by_any_column(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:

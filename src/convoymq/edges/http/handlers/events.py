@@ -18,6 +18,7 @@ from convoymq.edges.http.handlers.queues import queues, queues_in
 from convoymq.edges.http.json_values import as_json
 from convoymq.edges.http.lists import Lazy, Page, paged
 from convoymq.edges.http.routes import Routes
+from convoymq.model.errors import BrokerError
 from convoymq.model.json import JsonObject
 
 routes = Routes()
@@ -59,9 +60,16 @@ async def _stream(call: Call, made: dict[str, Made]) -> AsyncIterator[bytes]:
                     last[event] = body
                     yield b"event: %s\ndata: %s\n\n" % (event.partition(" ")[0].encode(), body)
             await asyncio.sleep(max(PAUSE_S, PAUSES_OF_COST * (time.perf_counter() - began)))
-        yield b'event: end\ndata: {"reason":"session ended"}\n\n'
+        yield _end("session ended")
+    except BrokerError as error:
+        # As the list would be refused now: its page or its virtual host is gone.
+        yield _end(error.text)
     finally:
         streams[name] -= 1
+
+
+def _end(reason: str) -> bytes:
+    return b"event: end\ndata: %s\n\n" % as_json({"reason": reason})
 
 
 def _sources(call: Call) -> dict[str, Made]:

@@ -38,8 +38,11 @@ async def queues_in(call: Call) -> Lazy[QueueRecord]:
 
 
 async def _listed(call: Call, visible: set[str]) -> Lazy[QueueRecord]:
-    """Returns the queues of virtual hosts; rows are made of those that are shown."""
+    """Returns the queues of virtual hosts, of the types in `type` alone where it is given; rows are
+    made of those that are shown."""
     broker, rates, ranges = call.broker, call.rates, call.ranges
+    wanted = call.request.query_params.get("type", "")
+    types = wanted.split(",") if wanted else None
     await broker.cluster.sampler.read_figures()
 
     def row(record: QueueRecord) -> JsonObject | None:
@@ -51,7 +54,11 @@ async def _listed(call: Call, visible: set[str]) -> Lazy[QueueRecord]:
         return resources.queue_row(broker, record, known, rates, ranges)
 
     return Lazy(
-        items=[record for record in broker.tree.queues.all() if record.vhost in visible],
+        items=[
+            record
+            for record in broker.tree.queues.all()
+            if record.vhost in visible and (types is None or record.type.value in types)
+        ],
         name=lambda record: record.name,
         row=row,
         value=partial(resources.queue_value, broker),
