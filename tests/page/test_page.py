@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import start_nodes
 from tests.faults.traffic import until
 from tests.page.conftest import Site, quoted
+from tests.patience import PATIENCE_S
 
 QUEUES = int(os.environ.get("CONVOY_PAGE_QUEUES", "150"))
 """Issue 32 wants 10,000; `make test-page QUEUES=10000` makes them."""
@@ -283,6 +286,37 @@ def test_a_killed_leader_is_seen_and_the_page_goes_on(
         start_nodes(cluster, leader)
     site.tab.locator(".map-node.down").wait_for(state="detached")
     assert ready(ask, queue) == 1
+
+
+def test_events_bring_what_changes_and_without_a_stream_the_page_asks(
+    site: Site, ask: Ask, queue: str
+) -> None:
+    asked: list[str] = []
+    site.tab.on("request", lambda request: asked.append(request.url))
+    site.open(f"#/queues?name={queue}", "Queues")
+    site.see("live", within="header.top")
+    row = site.tab.get_by_role("row").filter(has_text=queue[:20])
+    lists = sum("/api/queues?" in url for url in asked)
+    publish(ask, queue, "one", "two")
+    row.get_by_role("cell", name="2", exact=True).first.wait_for()
+    assert sum("/api/queues?" in url for url in asked) == lists
+    assert sum("/api/events?" in url for url in asked) <= 2
+    site.open("#/definitions", "Definitions")
+    with contextlib.ExitStack() as streams:
+
+        def take() -> bool:
+            stream = httpx.stream(
+                "GET", f"{site.url}api/events", auth=("guest", "guest"), timeout=PATIENCE_S
+            )
+            return streams.enter_context(stream).status_code == 200
+
+        for _ in range(8):
+            until(take, "the page still has its stream")
+        site.open(f"#/queues?name={queue}", "Queues")
+        site.see("polling", within="header.top")
+        publish(ask, queue, "three")
+        row.get_by_role("cell", name="3", exact=True).first.wait_for()
+    site.see("live", within="header.top")
 
 
 def test_the_page_says_that_its_node_is_away(visit: Visit, cluster: LocalCluster) -> None:

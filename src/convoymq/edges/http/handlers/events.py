@@ -28,6 +28,8 @@ USER_STREAMS_MAX = 8
 QUEUES_MAX = 100
 """Single queues that a stream follows."""
 PAUSE_S = 1.0
+BEAT_S = 10.0
+"""Longest silence: then an event without content says that the stream is alive."""
 PAUSES_OF_COST = 50
 """A stream whose events take long to make pauses for longer: it costs 2 % of a core at most."""
 
@@ -50,6 +52,7 @@ async def _stream(call: Call, made: dict[str, Made]) -> AsyncIterator[bytes]:
     name, streams = call.user.name, call.authentication.streams
     last: dict[str, bytes] = {}
     streams[name] += 1
+    heard = time.perf_counter()
     try:
         yield b"retry: 2000\n\n"
         while call.authentication.is_still(call.request, call.user):
@@ -58,7 +61,11 @@ async def _stream(call: Call, made: dict[str, Made]) -> AsyncIterator[bytes]:
                 body = as_json(await make())
                 if body not in (b"null", last.get(event)):
                     last[event] = body
+                    heard = began
                     yield b"event: %s\ndata: %s\n\n" % (event.partition(" ")[0].encode(), body)
+            if began - heard >= BEAT_S:
+                heard = began
+                yield b"event: beat\ndata: {}\n\n"
             await asyncio.sleep(max(PAUSE_S, PAUSES_OF_COST * (time.perf_counter() - began)))
         yield _end("session ended")
     except BrokerError as error:

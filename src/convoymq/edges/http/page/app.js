@@ -168,7 +168,7 @@ function Menu({ open, close }) {
   })}</nav>`;
 }
 
-const LINKS = { live: ["good", "live"], polling: ["good", "live"], lost: ["bad", "no answer"] };
+const LINKS = { live: ["good", "live"], polling: ["idle", "polling"], lost: ["bad", "no answer"] };
 const NEXT = { auto: "dark", dark: "light", light: "auto" };
 const THEMES = { auto: "◐", dark: "☾", light: "☀" };
 
@@ -190,7 +190,7 @@ function Top({ toggle, open, search }) {
   return html`<header class="top">
     <button type="button" class="burger quiet" aria-label="Menu" aria-expanded=${open} onClick=${toggle}>☰</button>
     <a class="brand" href="#/overview"><img src="icon.svg" alt="" width="26" height="26" /><span>ConvoyMQ</span></a>
-    <span class="cluster"><bdi>${name.data?.name ?? ""}</bdi> <span class="pulse ${kind}" role="status"><span aria-hidden="true">${kind === "good" ? "●" : "■"}</span> ${text}</span></span>
+    <span class="cluster"><bdi>${name.data?.name ?? ""}</bdi> <span class="pulse ${kind}" role="status"><span aria-hidden="true">${{ good: "●", idle: "○", bad: "■" }[kind]}</span> ${text}</span></span>
     <button type="button" class="find" onClick=${search}><span>Search</span><kbd>/</kbd></button>
     <label class="vhost"><span class="hidden">Virtual host</span><select value=${chosen} onChange=${(event) => vhost.set(event.target.value)}>
       <option value="">All virtual hosts</option>${(user.vhosts ?? []).map((each) => html`<option key=${each} value=${each} selected=${each === chosen}>${each}</option>`)}</select></label>

@@ -16,47 +16,65 @@ const BYTE_STEPS = Array.from({ length: 50 }, (_, i) => 2 ** i);
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 2]];
 
 /**
- * Keeps what was seen of some numbers while a page is open; begins with the server's samples.
+ * Keeps what was seen of some numbers while a page is open.
  *
  * @param {object} pick name -> function of the value that returns a number.
+ * @param {object} before a history of the time before that, once it is there.
  */
-export function useHistory(value, at, pick, key = "") {
-  const kept = useRef({ key: null, times: [], rows: {} });
+export function useHistory(value, at, pick, key = "", before = null) {
+  const kept = useRef({ key: null });
   const own = kept.current;
   if (own.key !== key)
     Object.assign(own, {
       key,
+      begun: false,
       times: [],
       rows: Object.fromEntries(Object.keys(pick).map((name) => [name, []])),
     });
+  if (before && !own.begun) {
+    own.begun = true;
+    const number = before.times.filter((time) => !(time >= own.times[0])).length;
+    own.times.unshift(...before.times.slice(0, number));
+    for (const name of Object.keys(pick)) own.rows[name].unshift(...before.rows[name].slice(0, number));
+  }
   const second = at / 1000;
-  if (value && at && own.times[own.times.length - 1] !== second) {
+  if (value && at && !(own.times[own.times.length - 1] >= second)) {
     own.times.push(second);
     for (const [name, read] of Object.entries(pick)) own.rows[name].push(read(value) ?? null);
-    if (own.times.length > KEPT) [own.times, ...Object.values(own.rows)].forEach((list) => list.shift());
+    while (own.times.length > KEPT) [own.times, ...Object.values(own.rows)].forEach((list) => list.shift());
   }
   return own;
 }
 
-/** A history from samples that the server kept; counters become rates between two samples. */
-export function fromSamples(details, { counter = false } = {}) {
-  const samples = [...(details?.samples ?? [])].reverse();
-  if (samples.length < 2) return null;
-  if (!counter)
-    return {
-      times: samples.map((each) => each.timestamp / 1000),
-      values: samples.map((each) => each.sample),
-    };
-  const times = [];
-  const values = [];
-  for (let i = 1; i < samples.length; i += 1) {
-    const seconds = (samples[i].timestamp - samples[i - 1].timestamp) / 1000;
-    if (seconds > 0) {
-      times.push(samples[i].timestamp / 1000);
-      values.push(Math.max(0, (samples[i].sample - samples[i - 1].sample) / seconds));
-    }
-  }
-  return { times, values };
+/**
+ * A history from samples that the server kept; null while there are not two.
+ *
+ * @param {object} samples name -> [function of the value that returns its details, is a counter].
+ * @param {number} at where the newest is put, if the clock of the server is not to count.
+ */
+export function samplesOf(value, samples, at = 0) {
+  const found = Object.entries(samples).map(([name, [read, isCounter]]) => [
+    name,
+    fromSamples(read(value)?.samples, isCounter),
+  ]);
+  const times = [...new Set(found.flatMap(([, each]) => [...each.keys()]))].sort((a, b) => a - b);
+  if (times.length < 2) return null;
+  const shift = at ? at / 1000 - times[times.length - 1] : 0;
+  return {
+    times: times.map((time) => time + shift),
+    rows: Object.fromEntries(
+      found.map(([name, each]) => [name, times.map((time) => each.get(time) ?? null)]),
+    ),
+  };
+}
+
+/** Second -> value; counters become rates between two samples. */
+function fromSamples(samples = [], isCounter = false) {
+  const rows = samples.map((each) => [each.timestamp / 1000, each.sample]).reverse();
+  if (!isCounter) return new Map(rows);
+  return new Map(
+    rows.slice(1).map(([time, total], i) => [time, Math.max(0, (total - rows[i][1]) / (time - rows[i][0]))]),
+  );
 }
 
 function useChart(options, data) {

@@ -1,6 +1,7 @@
 // What modules share: the session, the place in the address, values that are fetched again and again.
 import { useCallback, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { get, query } from "./api.js";
+import { follow, isLive, onLive } from "./events.js";
 
 /** A value that components watch with `useStore`. */
 export function store(value) {
@@ -83,31 +84,37 @@ export function setParams(changes) {
 
 // --- values of the API ---------------------------------------------------------------------------
 
-const LIVE_POLL_MS = 15_000;
+const TICK_MS = 3000;
+const replace = (_, event) => event;
+
+onLive((is) => link.set(is ? "live" : "polling"));
 
 /**
  * Fetches a path and keeps it fresh. What is shown stays until there is something newer.
  *
  * @param {string|null} path null: nothing is fetched.
  * @param {object} options params of the query; every: ms between requests, 0 = once;
- *   events: {query, name, merge(old, event)}: events of the server instead of most requests.
+ *   events: {topic or queue, params, merge(old, event), every, tick}: the server's events, and ms
+ *   between requests for what they lack; without a stream all is fetched. tick: `at` goes on every 3 s
+ *   although nothing changes.
  * @returns {{data, error, reload, at}}
  */
 export function useGet(path, { params, every = 0, events } = {}) {
   const key = path === null ? null : path + query(params);
   const [state, setState] = useState({ key, data: undefined, error: null, at: 0 });
   const turn = useRef(0);
-  const live = useRef(false);
-  const merge = useRef(null);
-  merge.current = events?.merge;
+  const own = useRef({ isLive: false, event: null });
+  const merge = events?.merge ?? replace;
+  /** What was fetched may be older than what was heard. */
+  const merged = (old) => (own.current.event === null ? old : merge(old, own.current.event));
 
   const load = useCallback(
     async (signal) => {
       if (key === null) return;
       try {
         const data = await get(key, undefined, signal);
-        if (!signal?.aborted) setState({ key, data, error: null, at: Date.now() });
-        if (every) link.set(live.current ? "live" : "polling");
+        if (!signal?.aborted) setState({ key, data: merged(data), error: null, at: Date.now() });
+        if (every) link.set(isLive() ? "live" : "polling");
       } catch (error) {
         if (error.name === "AbortError" || signal?.aborted) return;
         if (error.status === 0) link.set("lost");
@@ -117,6 +124,7 @@ export function useGet(path, { params, every = 0, events } = {}) {
     [key, every],
   );
 
+  const again = useRef(null);
   useEffect(() => {
     if (key === null) return undefined;
     const abort = new AbortController();
@@ -124,15 +132,15 @@ export function useGet(path, { params, every = 0, events } = {}) {
     const round = async () => {
       const mine = (turn.current += 1);
       if (!document.hidden) await load(abort.signal);
-      if (!every || abort.signal.aborted || mine !== turn.current) return;
-      timer = setTimeout(round, live.current ? LIVE_POLL_MS : every);
+      const pause = own.current.isLive ? events.every : every;
+      if (pause && !abort.signal.aborted && mine === turn.current) timer = setTimeout(round, pause);
     };
     const shown = () => {
-      if (!document.hidden) {
-        clearTimeout(timer);
-        round();
-      }
+      if (document.hidden) return;
+      clearTimeout(timer);
+      round();
     };
+    again.current = shown;
     round();
     if (every) document.addEventListener("visibilitychange", shown);
     return () => {
@@ -142,47 +150,45 @@ export function useGet(path, { params, every = 0, events } = {}) {
     };
   }, [key, every, load]);
 
-  const eventQuery = events ? query(events.query) : "";
+  const followed = events && key !== null ? JSON.stringify(events) : "";
   useEffect(() => {
-    if (!eventQuery || key === null) return undefined;
-    const source = new EventSource(`/api/events${eventQuery}`);
-    source.addEventListener(events.name, (event) => {
-      const value = JSON.parse(event.data);
-      live.current = true;
-      link.set("live");
-      setState((old) =>
-        old.data === undefined || old.key !== key
-          ? old
-          : { ...old, data: merge.current(old.data, value), error: null, at: Date.now() },
-      );
+    if (!followed) return undefined;
+    const renew = () =>
+      setState((old) => {
+        const data = merged(old.key === key ? old.data : undefined);
+        return data === undefined ? old : { key, data, error: null, at: Date.now() };
+      });
+    let tick = 0;
+    const end = follow({
+      ...JSON.parse(followed),
+      heard(event) {
+        clearInterval(tick);
+        if (events.tick) tick = setInterval(renew, TICK_MS);
+        own.current = { isLive: true, event };
+        link.set("live");
+        renew();
+      },
+      live(is) {
+        if (is) return;
+        clearInterval(tick);
+        own.current = { isLive: false, event: null };
+        again.current?.();
+      },
     });
-    source.addEventListener("end", () => source.close());
-    source.onerror = () => {
-      live.current = false;
-    };
     return () => {
-      live.current = false;
-      source.close();
+      clearInterval(tick);
+      own.current = { isLive: false, event: null };
+      end();
     };
-  }, [eventQuery, key]);
+  }, [followed, key]);
 
   const shown = state.key === key ? state : { data: undefined, error: null, at: 0 };
   return { data: shown.data, error: shown.error, at: shown.at, reload: load };
 }
 
-/** Applies an event about a page of a list to that page. */
-export const mergePage = (keyOf) => (old, event) => {
-  const known = new Map((old.items ?? []).map((row) => [keyOf(row), row]));
-  const items = event.keys.map((key) => event.rows[key] ?? known.get(key)).filter(Boolean);
-  const { page, page_size, page_count, filtered_count, total_count } = event;
-  return {
-    ...old,
-    items,
-    page,
-    page_size,
-    page_count,
-    filtered_count,
-    total_count,
-    item_count: items.length,
-  };
-};
+/** The last event of a topic that no path gives; undefined without a stream. */
+export function useHeard(topic) {
+  const [value, setValue] = useState();
+  useEffect(() => follow({ topic, heard: setValue, live: () => setValue(undefined) }), [topic]);
+  return value;
+}

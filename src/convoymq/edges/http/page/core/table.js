@@ -1,7 +1,7 @@
 // Tables: sorted, filtered and paged by the server where the list is one of the API.
 import { useEffect, useState } from "../vendor/htm-preact.js";
 import { count } from "./format.js";
-import { mergePage, place, remembered, setParams, useGet, useStore } from "./store.js";
+import { place, remembered, session, setParams, useGet, useStore, vhost } from "./store.js";
 import { Empty, Waiting, html } from "./ui.js";
 
 const SIZES = [25, 50, 100, 250, 500];
@@ -11,15 +11,18 @@ const pageSize = remembered("page-size", "50");
  * A table of rows.
  *
  * columns: {id, label, cell(row), num: right-aligned, sort: the API's name of the column,
- *   opt: left out on narrow screens, title: what it means}
+ *   opt: left out on phones, wide: shown on wide screens only, title: what it means}
+ * The column "vhost" is left out where all rows are of one.
  */
 export function Table({ columns, rows, keyOf, sort, reverse, onSort, label, empty = "Nothing here." }) {
-  const shown = columns.filter(Boolean);
+  const chosen = useStore(vhost);
+  const several = (useStore(session)?.vhosts ?? []).length > 1 && !chosen;
+  const shown = columns.filter((column) => column && (several || column.id !== "vhost"));
   if (!rows.length) return html`<${Empty}>${empty}<//>`;
   const heads = shown.map((column) => {
     const sorted = sort && column.sort === sort;
     const order = sorted ? (reverse ? "descending" : "ascending") : undefined;
-    const classes = `${column.num ? "num" : ""} ${column.opt ? "opt" : ""}`;
+    const classes = classesOf(column);
     if (!column.label) return html`<td key=${column.id} class=${classes}></td>`;
     return html`<th key=${column.id} scope="col" class=${classes} aria-sort=${order} title=${column.title}>${
       column.sort && onSort
@@ -35,11 +38,13 @@ export function Table({ columns, rows, keyOf, sort, reverse, onSort, label, empt
           (column, c) =>
             c === 0 && column.label
               ? html`<th key=${column.id} scope="row">${column.cell(row)}</th>`
-              : html`<td key=${column.id} class="${column.num ? "num" : ""} ${column.opt ? "opt" : ""}">${column.cell(row)}</td>`,
+              : html`<td key=${column.id} class=${classesOf(column)}>${column.cell(row)}</td>`,
         )}</tr>`,
     )}</tbody>
   </table></div>`;
 }
+
+const classesOf = (column) => ["num", "opt", "wide"].filter((name) => column[name]).join(" ");
 
 /** A table of rows that are all here, sorted here. */
 export function LocalTable({ columns, rows, first, ...rest }) {
@@ -58,7 +63,7 @@ const compare = (a, b) =>
 /**
  * A list of the API, one page at a time. The filter, the order and the page are in the address.
  *
- * events: the kind of event that carries this list ("queues", …), if there is one.
+ * events: the topic of events that carries this list, and its own params, if there is one.
  */
 export function List({
   path,
@@ -86,11 +91,7 @@ export function List({
     sort,
     sort_reverse: sort && reverse ? "true" : undefined,
   };
-  const live = events && {
-    query: { topics: events.topic, ...events.params, ...asked },
-    name: events.topic,
-    merge: mergePage(events.keyOf),
-  };
+  const live = events && { topic: events.topic, params: { ...events.params, ...asked } };
   const found = useGet(path, { params: asked, every, events: live });
   const outside = found.error?.status === 400 && Number(here.page) > 1;
   // Rows went away: the page that was looked at is behind the last one.

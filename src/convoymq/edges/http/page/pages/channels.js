@@ -84,5 +84,5 @@ export const CHANNEL_COLUMNS = [
 export default function Channels() {
   const chosen = useStore(vhost);
   return html`<${Page} title="Channels and sessions" /><section class="card"><${List} path=${chosen ? at`vhosts/${chosen}/channels` : at`channels`} columns=${CHANNEL_COLUMNS} keyOf=${(row) => row.name} label="Channels and sessions"
-    events=${{ topic: "channels", keyOf: (row) => row.name, params: chosen ? { vhost: chosen } : {} }} empty="No channel or session is open." /></section>`;
+    events=${{ topic: "channels", params: chosen ? { vhost: chosen } : {} }} empty="No channel or session is open." /></section>`;
 }

@@ -34,7 +34,14 @@ const COLUMNS = [
     opt: true,
     cell: (row) => html`<bdi>${row.vhost}</bdi>`,
   },
-  { id: "node", label: "Node", sort: "node", opt: true, cell: (row) => html`<bdi>${row.node}</bdi>` },
+  {
+    id: "node",
+    wide: true,
+    label: "Node",
+    sort: "node",
+    opt: true,
+    cell: (row) => html`<bdi>${row.node}</bdi>`,
+  },
   { id: "state", label: "State", sort: "state", cell: (row) => html`<${State} of=${row.state} />` },
   {
     id: "channels",
@@ -60,6 +67,7 @@ const COLUMNS = [
   },
   {
     id: "since",
+    wide: true,
     label: "For",
     opt: true,
     num: true,
@@ -72,5 +80,5 @@ const COLUMNS = [
 export default function Connections() {
   const chosen = useStore(vhost);
   return html`<${Page} title="Connections" /><section class="card"><${List} path=${chosen ? at`vhosts/${chosen}/connections` : at`connections`} columns=${COLUMNS} keyOf=${(row) => row.name} label="Connections"
-    events=${{ topic: "connections", keyOf: (row) => row.name, params: chosen ? { vhost: chosen } : {} }} empty="No client is connected." /></section>`;
+    events=${{ topic: "connections", params: chosen ? { vhost: chosen } : {} }} empty="No client is connected." /></section>`;
 }

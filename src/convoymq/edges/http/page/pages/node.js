@@ -13,7 +13,14 @@ const NOW = {
 };
 
 export default function Node({ names: [name] }) {
-  const found = useGet(at`nodes/${name}`, { every: 2000 });
+  const found = useGet(at`nodes/${name}`, {
+    every: 2000,
+    events: {
+      topic: "nodes",
+      merge: (old, rows) => old && { ...old, ...rows.find((row) => row.name === name) },
+      tick: true,
+    },
+  });
   const memory = useGet(at`nodes/${name}/memory`, { every: 10_000 });
   const past = useHistory(found.data, found.at, NOW, name);
   const node = found.data;

@@ -11,7 +11,7 @@ import { NodesTable } from "./overview.js";
 export default function Nodes() {
   const found = useGet(at`nodes`, {
     every: 2000,
-    events: { query: { topics: "nodes" }, name: "nodes", merge: (_, rows) => rows },
+    events: { topic: "nodes" },
   });
   const progress = useGet(at`convoy/rebalance`, { every: 5000 });
   const actions =
@@ -99,7 +99,7 @@ export function RaftTable({ rows, actions }) {
       cell: (row) =>
         html`<${Badge} kind=${row["Raft State"] === "leader" ? "info" : row["Raft State"] === "follower" ? "good" : "bad"}>${row["Raft State"]}<//>`,
     },
-    { id: "membership", label: "Membership", opt: true, cell: (row) => row.Membership },
+    { id: "membership", wide: true, label: "Membership", opt: true, cell: (row) => row.Membership },
     {
       id: "lag",
       label: "Behind",
@@ -109,9 +109,23 @@ export function RaftTable({ rows, actions }) {
     },
     { id: "log", label: "Log", num: true, opt: true, cell: (row) => count(row["Last Log Index"]) },
     { id: "commit", label: "Committed", num: true, opt: true, cell: (row) => count(row["Commit Index"]) },
-    { id: "snapshot", label: "Snapshot", num: true, opt: true, cell: (row) => count(row["Snapshot Index"]) },
+    {
+      id: "snapshot",
+      wide: true,
+      label: "Snapshot",
+      num: true,
+      opt: true,
+      cell: (row) => count(row["Snapshot Index"]),
+    },
     { id: "term", label: "Term", num: true, opt: true, cell: (row) => count(row.Term) },
-    { id: "version", label: "Version", num: true, opt: true, cell: (row) => count(row["Machine Version"]) },
+    {
+      id: "version",
+      wide: true,
+      label: "Version",
+      num: true,
+      opt: true,
+      cell: (row) => count(row["Machine Version"]),
+    },
     { id: "reason", label: "Remark", cell: (row) => row.Reason || "" },
     actions && { id: "actions", label: "", cell: actions },
   ];

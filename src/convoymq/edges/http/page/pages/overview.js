@@ -1,8 +1,9 @@
 // Overview: rates and totals as they are now, the map of the cluster, alarms, ports.
 import { at } from "../core/api.js";
-import { Chart, SparkStat, fromSamples, useHistory } from "../core/charts.js";
+import { Chart, SparkStat } from "../core/charts.js";
+import { RangeChoice, useCourse } from "../core/course.js";
 import { bytes, count, duration, rate } from "../core/format.js";
-import { isMonitor, setParams, to, useGet } from "../core/store.js";
+import { isMonitor, to, useGet, useHeard } from "../core/store.js";
 import { LocalTable } from "../core/table.js";
 import { Badge, Card, NodeLink, Page, Stat, Waiting, html } from "../core/ui.js";
 import { ClusterMap } from "./cluster-map.js";
@@ -17,26 +18,34 @@ const NOW = {
   ready: (value) => value.queue_totals?.messages_ready,
   unacked: (value) => value.queue_totals?.messages_unacknowledged,
 };
-const RANGES = { now: "This minute", hour: "Last hour", day: "Last day" };
-const AGES = { hour: [3600, 60], day: [86_400, 3600] };
+const counter = (name) => [(value) => value.message_stats?.[`${name}_details`], true];
+const length = (name) => [(value) => value.queue_totals?.[`${name}_details`]];
+const SAMPLES = {
+  publish: counter("publish"),
+  confirm: counter("confirm"),
+  deliver: counter("deliver_get"),
+  ack: counter("ack"),
+  redeliver: counter("redeliver"),
+  ready: length("messages_ready"),
+  unacked: length("messages_unacknowledged"),
+};
 
 export default function Overview({ params }) {
   const found = useGet(at`overview`, {
     every: 2000,
     events: {
-      query: { topics: "overview" },
-      name: "overview",
+      topic: "overview",
       merge: (old, event) => ({ ...old, ...event }),
+      every: 60_000,
+      tick: true,
     },
   });
-  const nodes = useGet(isMonitor() ? at`nodes` : null, {
-    every: 3000,
-    events: { query: { topics: "nodes" }, name: "nodes", merge: (_, rows) => rows },
-  });
-  const past = useHistory(found.data, found.at, NOW);
+  const nodes = useGet(isMonitor() ? at`nodes` : null, { every: 3000, events: { topic: "nodes" } });
+  const alarms = useHeard("alarms");
+  const { recent: past, shown } = useCourse(at`overview`, found, NOW, SAMPLES, params.range);
   return html`<${Page} title="Overview" />
     <${Waiting} of=${found}>${(now) => html`
-      <${Alarms} nodes=${nodes.data} />
+      <${Alarms} nodes=${nodes.data} alarms=${alarms} />
       <div class="stats">
         ${[
           ["publish", "Published", "/s", 1],
@@ -60,20 +69,27 @@ export default function Overview({ params }) {
         ([name, label]) => html`
         <${Stat} key=${name} label=${label} value=${name === "consumers" ? count(now.object_totals?.[name]) : html`<a href=${to(name)}>${count(now.object_totals?.[name])}</a>`} />`,
       )}</div>
-      <${Course} range=${params.range ?? "now"} past=${past} />
+      <${Course} range=${params.range} course=${shown} />
       ${nodes.data && html`<${ClusterMap} nodes=${nodes.data} /><${NodesTable} nodes=${nodes.data} />`}
       <${Ports} listeners=${now.listeners ?? []} />`}<//>`;
 }
 
-function Alarms({ nodes }) {
-  const found = (nodes ?? []).flatMap((node) =>
-    [
-      !node.running && [node.name, "is not running"],
-      node.mem_alarm && [node.name, "uses too much memory: publishers wait"],
-      node.disk_free_alarm && [node.name, "has too little free disk: publishers wait"],
-      node.being_drained && [node.name, "is being drained"],
-      (node.partitions ?? []).length > 0 && [node.name, `does not see ${node.partitions.join(", ")}`],
-    ].filter(Boolean),
+/** alarms: node -> kinds, as the server tells all users; without a stream nodes say theirs. */
+function Alarms({ nodes, alarms }) {
+  const own = (node) => [node.mem_alarm && "memory", node.disk_free_alarm && "disk"].filter(Boolean);
+  const known = alarms ?? Object.fromEntries((nodes ?? []).map((node) => [node.name, own(node)]));
+  const waits = { memory: "uses too much memory", disk: "has too little free disk" };
+  const found = Object.entries(known).flatMap(([name, kinds]) =>
+    kinds.map((kind) => [name, `${waits[kind] ?? kind}: publishers wait`]),
+  );
+  (nodes ?? []).forEach((node) =>
+    found.push(
+      ...[
+        !node.running && [node.name, "is not running"],
+        node.being_drained && [node.name, "is being drained"],
+        (node.partitions ?? []).length > 0 && [node.name, `does not see ${node.partitions.join(", ")}`],
+      ].filter(Boolean),
+    ),
   );
   return found.map(
     ([name, text]) =>
@@ -81,27 +97,13 @@ function Alarms({ nodes }) {
   );
 }
 
-function Course({ range, past }) {
-  const [age, incr] = AGES[range] ?? [0, 0];
-  const older = useGet(age ? at`overview` : null, {
-    params: { msg_rates_age: age, msg_rates_incr: incr, lengths_age: age, lengths_incr: incr },
-    every: 30_000,
-  });
-  const pick = (name) => fromSamples(older.data?.message_stats?.[`${name}_details`], { counter: true });
-  const length = (name) => fromSamples(older.data?.queue_totals?.[`${name}_details`]);
-  const rates = age
-    ? ["publish", "deliver_get", "ack"].map(pick)
-    : ["publish", "deliver", "ack"].map((name) => ({ times: past.times, values: past.rows[name] }));
-  const lengths = age
-    ? ["messages_ready", "messages_unacknowledged"].map(length)
-    : ["ready", "unacked"].map((name) => ({ times: past.times, values: past.rows[name] }));
-  const choose = html`<label><span class="hidden">Time</span><select value=${range} onChange=${(event) => setParams({ range: event.target.value })}>${Object.entries(RANGES).map(([key, text]) => html`<option key=${key} value=${key} selected=${key === range}>${text}</option>`)}</select></label>`;
-  const chart = (rows, labels, label) =>
-    rows.every((row) => row?.times?.length > 1)
-      ? html`<${Chart} key=${range} label=${label} times=${rows[0].times} series=${labels.map((text, i) => ({ label: text, values: rows[i].values }))} format=${label === "Rates" ? rate : count} />`
-      : html`<p class="empty">${age ? "No history of this time yet." : "Collecting…"}</p>`;
-  return html`<div class="grid"><${Card} title="Messages per second" actions=${choose}>${chart(rates, ["published", "delivered", "acknowledged"], "Rates")}<//>
-    <${Card} title="Messages in queues">${chart(lengths, ["ready", "unacknowledged"], "Lengths")}<//></div>`;
+function Course({ range, course }) {
+  const chart = (names, labels, format, label) =>
+    course?.times.length > 1
+      ? html`<${Chart} key=${range} label=${label} times=${course.times} series=${names.map((name, i) => ({ label: labels[i], values: course.rows[name] }))} format=${format} />`
+      : html`<p class="empty">${range ? "No history of this time yet." : "Collecting…"}</p>`;
+  return html`<div class="grid"><${Card} title="Messages per second" actions=${html`<${RangeChoice} range=${range} />`}>${chart(["publish", "deliver", "ack"], ["published", "delivered", "acknowledged"], rate, "Rates")}<//>
+    <${Card} title="Messages in queues">${chart(["ready", "unacked"], ["ready", "unacknowledged"], count, "Lengths")}<//></div>`;
 }
 
 export function NodesTable({ nodes }) {

@@ -1,6 +1,7 @@
 // One queue: its course, members, consumers, flow of messages, bindings, policies; and its messages.
 import { at, post } from "../core/api.js";
-import { Chart, fromSamples, useHistory } from "../core/charts.js";
+import { Chart } from "../core/charts.js";
+import { RangeChoice, useCourse } from "../core/course.js";
 import { bytes, count, rate, when } from "../core/format.js";
 import { Graph } from "../core/graph.js";
 import { isMonitor, to, useGet } from "../core/store.js";
@@ -33,6 +34,14 @@ const NOW = {
   deliver: rateOf("deliver_get"),
   ack: rateOf("ack"),
 };
+const counter = (name) => [(row) => row.message_stats?.[`${name}_details`], true];
+const SAMPLES = {
+  ready: [(row) => row.messages_ready_details],
+  unacked: [(row) => row.messages_unacknowledged_details],
+  publish: counter("publish"),
+  deliver: counter("deliver_get"),
+  ack: counter("ack"),
+};
 const TABS = [
   ["", "Overview"],
   ["messages", "Messages"],
@@ -45,12 +54,14 @@ export default function Queue({ names: [vhost, name], params }) {
   const found = useGet(at`queues/${vhost}/${name}`, {
     every: 2000,
     events: {
-      query: { queue: `${encodeURIComponent(vhost)}/${encodeURIComponent(name)}` },
-      name: "queue",
-      merge: (old, row) => (row.gone ? { ...old, state: "gone" } : { ...old, ...row }),
+      queue: `${encodeURIComponent(vhost)}/${encodeURIComponent(name)}`,
+      // Events have no consumers, and not where messages come from and go to.
+      merge: (old, row) => old && { ...old, ...(row.gone ? { state: "gone" } : row) },
+      every: 5000,
+      tick: true,
     },
   });
-  const past = useHistory(found.data, found.at, NOW, `${vhost}/${name}`);
+  const { shown: course } = useCourse(at`queues/${vhost}/${name}`, found, NOW, SAMPLES, params.range);
   const row = found.data;
   const shown = TABS.filter(([key]) => key !== "scheduled" || row?.messages_delayed !== undefined);
   return html`<${Page} title=${name} kind=${row ? html`<${TypeTag} type=${kindOf(row)} /> queue in <${VhostLink} name=${vhost} />` : "Queue"} actions=${row && html`<${Actions} row=${row} reload=${found.reload} />`} />
@@ -60,7 +71,8 @@ export default function Queue({ names: [vhost, name], params }) {
         messages: html`<${Messages} row=${row} reload=${found.reload} />`,
         scheduled: html`<${Scheduled} row=${row} />`,
         rules: html`<${Rules} row=${row} />`,
-      })[tab] ?? html`<${Look} row=${row} past=${past} reload=${found.reload} />`}<//>`;
+      })[tab] ??
+      html`<${Look} row=${row} course=${course} range=${params.range} reload=${found.reload} />`}<//>`;
 }
 
 function Actions({ row, reload }) {
@@ -76,20 +88,11 @@ function Actions({ row, reload }) {
     <button type="button" onClick=${() => deleteQueue(row)}>Delete…</button>`;
 }
 
-function Look({ row, past, reload }) {
-  const older = useGet(at`queues/${row.vhost}/${row.name}`, {
-    params: { msg_rates_age: 60, msg_rates_incr: 1, lengths_age: 60, lengths_incr: 1 },
-  }).data;
-  const seed = (details, counter) => (past.times.length < 5 ? fromSamples(details, { counter }) : null);
-  const chart = (names, labels, details, counter, format, label) => {
-    const seeds = details.map((each) => seed(each, counter));
-    const useSeeds = seeds.every(Boolean);
-    const times = useSeeds ? seeds[0].times : past.times;
-    return times.length > 1
-      ? html`<${Chart} label=${label} times=${times} format=${format} series=${names.map((each, i) => ({ label: labels[i], values: useSeeds ? seeds[i].values : past.rows[each] }))} />`
-      : html`<p class="empty">Collecting…</p>`;
-  };
-  const stats = older?.message_stats ?? {};
+function Look({ row, course, range, reload }) {
+  const chart = (names, labels, format, label) =>
+    course?.times.length > 1
+      ? html`<${Chart} key=${range} label=${label} times=${course.times} format=${format} series=${names.map((each, i) => ({ label: labels[i], values: course.rows[each] }))} />`
+      : html`<p class="empty">${range ? "No history of this time yet." : "Collecting…"}</p>`;
   return html`
     ${row.state === "gone" && html`<p class="banner bad" role="alert">This queue was deleted. The numbers are its last ones.</p>`}
     <div class="stats">
@@ -102,15 +105,8 @@ function Look({ row, past, reload }) {
       <${Stat} label="Out" value=${rate(NOW.deliver(row))} unit="/s" />
     </div>
     <div class="grid">
-      <${Card} title="Messages">${chart(["ready", "unacked"], ["ready", "unacknowledged"], [older?.messages_ready_details, older?.messages_unacknowledged_details], false, count, "Messages")}<//>
-      <${Card} title="Per second">${chart(
-        ["publish", "deliver", "ack"],
-        ["in", "out", "acknowledged"],
-        ["publish", "deliver_get", "ack"].map((each) => stats[`${each}_details`]),
-        true,
-        rate,
-        "Rates",
-      )}<//>
+      <${Card} title="Messages" actions=${html`<${RangeChoice} range=${range} />`}>${chart(["ready", "unacked"], ["ready", "unacknowledged"], count, "Messages")}<//>
+      <${Card} title="Per second">${chart(["publish", "deliver", "ack"], ["in", "out", "acknowledged"], rate, "Rates")}<//>
     </div>
     <${Flow} row=${row} />
     ${row.type === "stream" && html`<${StreamCard} row=${row} />`}

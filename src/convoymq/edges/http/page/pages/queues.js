@@ -1,7 +1,7 @@
 // Queues of every type, one page at a time.
 import { at } from "../core/api.js";
 import { bytes, rate, short } from "../core/format.js";
-import { session, useStore, vhost } from "../core/store.js";
+import { setParams, useStore, vhost } from "../core/store.js";
 import { List } from "../core/table.js";
 import { Name, Page, QueueLink, State, Tag, TypeTag, VhostLink, html } from "../core/ui.js";
 import { declareQueue } from "./queue-forms.js";
@@ -35,7 +35,7 @@ export const QUEUE_COLUMNS = [
     id: "name",
     label: "Name",
     sort: "name",
-    cell: (row) => html`<${QueueLink} vhost=${row.vhost} name=${row.name} most=${40} />`,
+    cell: (row) => html`<${QueueLink} vhost=${row.vhost} name=${row.name} most=${32} />`,
   },
   {
     id: "vhost",
@@ -62,6 +62,7 @@ export const QUEUE_COLUMNS = [
   },
   {
     id: "scheduled",
+    wide: true,
     label: "Sched.",
     num: true,
     opt: true,
@@ -71,6 +72,7 @@ export const QUEUE_COLUMNS = [
   },
   {
     id: "dead",
+    wide: true,
     label: "Dead",
     num: true,
     opt: true,
@@ -103,16 +105,30 @@ export const QUEUE_COLUMNS = [
     cell: (row) => number(row.consumers),
   },
   {
-    id: "leader",
-    label: "Leader, members",
-    sort: "node",
+    id: "members",
+    label: "Members",
     opt: true,
-    title: "Leader, master or home; and how many members are online",
-    cell: (row) => html`<${Name} of=${row.leader ?? row.node ?? ""} most=${18} /> <${Members} of=${row} />`,
+    title: "How many members are online",
+    cell: (row) => html`<${Members} of=${row} />`,
   },
-  { id: "features", label: "Features", opt: true, cell: (row) => html`<${Features} of=${row} />` },
+  {
+    id: "leader",
+    label: "Leader",
+    sort: "node",
+    wide: true,
+    title: "Leader, master or home",
+    cell: (row) => html`<${Name} of=${row.leader ?? row.node ?? ""} most=${18} />`,
+  },
+  {
+    id: "features",
+    wide: true,
+    label: "Features",
+    opt: true,
+    cell: (row) => html`<${Features} of=${row} />`,
+  },
   {
     id: "size",
+    wide: true,
     label: "Bytes",
     num: true,
     opt: true,
@@ -121,6 +137,7 @@ export const QUEUE_COLUMNS = [
   },
   {
     id: "memory",
+    wide: true,
     label: "Memory",
     num: true,
     opt: true,
@@ -129,11 +146,15 @@ export const QUEUE_COLUMNS = [
   },
 ];
 
-export default function Queues() {
+/** Partitions belong to the page of their topic. */
+const TYPES = "classic,quorum,stream";
+
+export default function Queues({ params }) {
   const chosen = useStore(vhost);
-  const several = (useStore(session).vhosts ?? []).length > 1 && !chosen;
+  const all = params.partitions === "true";
+  const more = html`<label class="check"><input type="checkbox" checked=${all} onChange=${(event) => setParams({ partitions: event.target.checked ? "true" : "", page: 1 })} /> Partitions of topics</label>`;
   return html`<${Page} title="Queues" actions=${html`<button type="button" class="primary" onClick=${() => declareQueue()}>New queue…</button>`} />
-    <section class="card"><${List} path=${chosen ? at`queues/${chosen}` : at`queues`} columns=${QUEUE_COLUMNS.filter((column) => several || column.id !== "vhost")} keyOf=${keyOfQueue} label="Queues"
-      events=${{ topic: "queues", keyOf: keyOfQueue, params: chosen ? { vhost: chosen } : {} }}
+    <section class="card"><${List} path=${chosen ? at`queues/${chosen}` : at`queues`} columns=${QUEUE_COLUMNS} params=${{ type: all ? "" : TYPES }} more=${more} keyOf=${keyOfQueue} label="Queues"
+      events=${{ topic: "queues", params: chosen ? { vhost: chosen } : {} }}
       empty="There is no queue yet." /></section>`;
 }

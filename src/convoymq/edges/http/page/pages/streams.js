@@ -1,9 +1,9 @@
 // Streams: logs that are read again and again, with their offsets.
 import { at } from "../core/api.js";
 import { bytes, count, plain, rate, short } from "../core/format.js";
-import { useGet, useStore, vhost } from "../core/store.js";
-import { LocalTable } from "../core/table.js";
-import { Card, Page, QueueLink, State, Waiting, html } from "../core/ui.js";
+import { useStore, vhost } from "../core/store.js";
+import { List } from "../core/table.js";
+import { Page, QueueLink, State, html } from "../core/ui.js";
 import { declareQueue } from "./queue-forms.js";
 import { Members, keyOfQueue, number } from "./queues.js";
 
@@ -24,6 +24,7 @@ const COLUMNS = [
   { id: "state", label: "State", sort: "state", cell: (row) => html`<${State} of=${row.state} />` },
   {
     id: "leader",
+    wide: true,
     label: "Leader",
     sort: "leader",
     opt: true,
@@ -33,6 +34,7 @@ const COLUMNS = [
   { id: "messages", label: "Messages", num: true, sort: "messages", cell: (row) => number(row.messages) },
   {
     id: "first",
+    wide: true,
     label: "First offset",
     num: true,
     sort: "first_offset",
@@ -42,6 +44,7 @@ const COLUMNS = [
   { id: "next", label: "Next offset", num: true, sort: "next_offset", cell: (row) => count(row.next_offset) },
   {
     id: "committed",
+    wide: true,
     label: "Committed",
     num: true,
     sort: "committed_offset",
@@ -64,6 +67,7 @@ const COLUMNS = [
   },
   {
     id: "segments",
+    wide: true,
     label: "Segments",
     num: true,
     opt: true,
@@ -72,6 +76,7 @@ const COLUMNS = [
   },
   {
     id: "retention",
+    wide: true,
     label: "Kept",
     opt: true,
     title: "Retention",
@@ -94,8 +99,7 @@ const COLUMNS = [
 
 export default function Streams() {
   const chosen = useStore(vhost);
-  // The API has no filter by type.
-  const found = useGet(chosen ? at`queues/${chosen}` : at`queues`, { every: 5000 });
   return html`<${Page} title="Streams" actions=${html`<button type="button" class="primary" onClick=${() => declareQueue("stream")}>New stream…</button>`} />
-    <${Card}><${Waiting} of=${found}>${(rows) => html`<${LocalTable} label="Streams" columns=${COLUMNS} rows=${rows.filter((row) => row.type === "stream")} keyOf=${keyOfQueue} empty="There is no stream yet. A stream keeps its messages and can be read again." />`}<//><//>`;
+    <section class="card"><${List} path=${chosen ? at`queues/${chosen}` : at`queues`} columns=${COLUMNS} params=${{ type: "stream" }} keyOf=${keyOfQueue} label="Streams"
+      events=${{ topic: "queues", params: chosen ? { vhost: chosen } : {} }} empty="There is no stream yet. A stream keeps its messages and can be read again." /></section>`;
 }
