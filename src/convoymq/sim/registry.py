@@ -5,6 +5,7 @@ from __future__ import annotations
 LOADS = {
     "quorum": "convoymq.sim.quorum:QuorumLoad",
     "reservations": "convoymq.sim.reservations:ReservationLoad",
+    "transactions": "convoymq.sim.transactions:TransactionLoad",
     "streams": "convoymq.sim.streams:StreamLoad",
     "partitions": "convoymq.sim.partitions:PartitionLoad",
     "cluster": "convoymq.sim.cluster_world:ClusterLoad",

@@ -29,6 +29,7 @@ from tests.sim.planted import (  # noqa: F401
     recovery,
     ring,
     streams,
+    transactions,
 )
 from tests.sim.planted.registry import PLANTS, Plant
 
