@@ -130,6 +130,17 @@ async def test_users_get_what_they_may_see(
     assert "nodes" not in found
 
 
+async def test_a_silent_stream_says_that_it_is_alive(
+    cluster: FakeCluster, server: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "BEAT_S", 0.02)
+    query = {"topics": "alarms"}
+    async with server.stream("GET", "/events", params=query, auth=("guest", "guest")) as answer:
+        lines = answer.aiter_lines()
+        for _ in range(2):
+            assert await until_event(lines, "beat") == {}
+
+
 async def test_streams_are_bounded(
     cluster: FakeCluster, server: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
