@@ -25,6 +25,7 @@ from convoymq.kernels.columns import HEADERS, KEY, OFFSET, ROUTING_KEY, TIMESTAM
 from convoymq.model.columnar import PREFACE, FrameReader, Op, encode_frame
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
+from tests.interop.helpers import eventually
 from tests.patience import PATIENCE_S, TEST_LIMIT_S
 
 STREAM = {"x-queue-type": "stream"}
@@ -589,8 +590,15 @@ def test_it_is_seen_and_closed_by_operators(cluster: Cluster, declared: Callable
         httpx.Client(auth=("guest", "guest"), timeout=PATIENCE_S) as http,
     ):
         one.metadata()
-        rows = http.get(f"{api}/connections").json()
-        (row,) = [each for each in rows if each["user_provided_name"] == "seen-by-operators"]
+        own: list[dict[str, str]] = []
+
+        def listed() -> bool:
+            rows = http.get(f"{api}/connections").json()
+            own[:] = [row for row in rows if row["user_provided_name"] == "seen-by-operators"]
+            return bool(own)
+
+        eventually(listed)
+        (row,) = own
         assert row["protocol"] == "Columnar 1"
         name = row["name"].replace(" ", "%20").replace(">", "%3E")
         assert http.delete(f"{api}/connections/{name}").status_code == 204
