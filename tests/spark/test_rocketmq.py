@@ -510,7 +510,9 @@ def test_the_audit_proves_that_a_killed_master_lost_nothing(
     def injure(rows: Rows, _facts: dict[str, Any]) -> None:
         stored = [row for row in of_kind(rows, words.STORED) if row["count"] > 1]
         stored.sort(key=lambda row: (row["session"], row["consumer"], row["time_us"]))
-        gap, one, other = stored[0], *neighbours(stored[1:])
+        # A gap shows where something follows it.
+        gap, after = neighbours(stored)
+        one, other = neighbours(stored[stored.index(after) :])
         rows.remove(gap)
         for name in ("position_index", "index"):
             one[name], other[name] = other[name], one[name]

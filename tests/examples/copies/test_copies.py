@@ -114,6 +114,9 @@ async def lose_the_primary(
     await asyncio.to_thread(publish, nodes.amqp_port(1))
     names = {number: nodes[2].broker.node_name_of(number) for number in (1, 2, 3)}
     (row,) = json.loads(await nodes.api("queues/%2F", 2))
+    while "leader" not in row or row["messages"] != 15:
+        # What another node says of its queues is up to a second old.
+        (row,) = json.loads(await nodes.api("queues/%2F", 2))
     assert (row["type"], row["leader"], row["state"]) == ("copies", names[1], "running")
     assert sorted(row["members"]) == sorted(row["online"]) == sorted(names.values())
     assert row["messages"] == 15
