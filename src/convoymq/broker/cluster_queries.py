@@ -206,6 +206,9 @@ class ClusterQueries:
             if figures is not None:
                 row |= lengths_in(figures[1].data)
             self._mark(row, facts[0])
+            if leader is None and self._local.get(group) is not None:
+                # The model has the word of the last leader, and this node knows of none.
+                row["leader"] = None
         for node, reason in self._told_of(group, "stopped").items():
             row.setdefault("stopped_members", {})[node] = reason
         # Streams are read on every node; their leader knows of its own readers only.
@@ -225,11 +228,16 @@ class ClusterQueries:
         return found | {self._nodes.node_id: own} if own else found
 
     async def ask_queue(self, record: QueueRecord) -> KnownQueue | None:
-        """As `queue`, but with the present word of the leader, if it answers."""
+        """As `queue`, but with the present word of the leader, if it answers. A node without the
+        queue asks all members."""
         leader = self._local.leader_of(record)
+        asked = record.members if leader is None else (leader,)
+        up = tuple(
+            node for node in asked if node != self._nodes.node_id and self._nodes.is_up(node)
+        )
         told = None
-        if leader is not None and leader != self._nodes.node_id and self._nodes.is_up(leader):
-            rows = await self._gather(["queues", record.group], (leader,))
+        if up:
+            rows = await self._gather(["queues", record.group], up)
             told = next(
                 (row for row in rows if "readers" not in row and "stopped" not in row), None
             )
