@@ -100,8 +100,12 @@ def test_the_prefetch_of_a_running_consumer_changes(cluster: LocalCluster, kind:
         status, answer = call(cluster, "PUT", path, {"prefetch_count": 5}, node=1)
         assert (status, answer) == (200, {"consumers": 1, "prefetch_count": 5})
         hears(5)
-        (row,) = [row for row in rows(cluster, "consumers/%2F") if row["consumer_tag"] == "c 1"]
-        assert row["prefetch_count"] == 5
+
+        def listed() -> list[int]:
+            found = rows(cluster, "consumers/%2F")
+            return [row["prefetch_count"] for row in found if row["consumer_tag"] == "c 1"]
+
+        until(lambda: listed() == [5], "the list has another prefetch")
         url = f"http://127.0.0.1:{cluster.nodes[2].http_port}"
         command = [sys.executable, "-m", "convoymq.cli", "queues", "set_prefetch"]
         subprocess.run([*command, "--url", url, queue, "c 1", "0"], check=True)

@@ -169,9 +169,9 @@ KIND_TOPIC_SCALING = control_kind(24, "topic_scaling", "topics.shell")
 """Question for the decision of a topic's autoscaler: [vhost, topic], to the metadata leader."""
 KIND_RING = control_kind(25, "ring", "shells.ring", urgent=False, raw=True)
 """Between neighbours of a mirrored queue's ring."""
-KIND_READ_MODEL = control_kind(28, "read_model", "broker.sampler", urgent=False)
-"""Changes of a node's queues, connections and its own numbers in the last second."""
 KIND_MIRROR_STORED = control_kind(26, "mirror_stored", "queues.mirrored", raw=True)
 """A mirror's word for its master: it has stored broadcasts up to a number."""
 KIND_MIRROR_CLIENTS = control_kind(27, "mirror_clients", "queues.mirrored", urgent=False, raw=True)
 """Clients of a mirrored queue for a new master, and its answer."""
+KIND_READ_MODEL = control_kind(28, "read_model", "broker.sampler", urgent=False)
+"""Changes of a node's queues, connections and its own numbers in the last second."""

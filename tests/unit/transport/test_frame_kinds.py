@@ -56,6 +56,7 @@ def test_behaviour_of_released_kinds_stays() -> None:
         "migration",
         "ring",
         "mirror_clients",
+        "read_model",
     ]
     assert {k.name for k in released if not k.waits} == {"join", "found", "recovery", "operator"}
     assert {k.name for k in released if k.raw} == {
