@@ -201,6 +201,8 @@ def _replication(text: Text, broker: Broker) -> None:
     text.counter("convoy_deliveries_local_total", local)
     text.counter("convoy_deliveries_proxied_total", proxied)
     _hosted(text, broker)
+    for name, size in broker.cluster.model.load().items():
+        text.gauge(f"convoy_read_model_{name}", size)
     _linked(text, broker)
 
 
@@ -249,7 +251,5 @@ def _hosted(text: Text, broker: Broker) -> None:
     text.gauge("convoy_groups_led", replicas.led)
     text.gauge("convoy_groups_followed", replicas.followed)
     text.gauge("convoy_replicas_behind", replicas.behind)
-    for name, size in broker.cluster.model.load().items():
-        text.gauge(f"convoy_read_model_{name}", size)
     for name, value in broker.replicas.counters().items():
         text.counter(f"convoy_raft_{name}_total", value)
