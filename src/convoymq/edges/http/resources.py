@@ -429,7 +429,9 @@ def queue_row(
     facts = dict(known.row if known is not None else {})
     leader = facts.get("leader")
     if "stale_ms" in facts:
+        # A dead master synchronises nobody.
         facts.pop("state", None)
+        facts.pop("sync_messages", None)
     if leader is None or "stale_ms" in facts:
         leader = broker.locations.leader_of(record)
     assert leader is None or isinstance(leader, int)
