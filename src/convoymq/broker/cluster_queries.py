@@ -206,9 +206,9 @@ class ClusterQueries:
             if figures is not None:
                 row |= lengths_in(figures[1].data)
             self._mark(row, facts[0])
-            if leader is None and self._local.get(group) is not None:
-                # The model has the word of the last leader, and this node knows of none.
-                row["leader"] = None
+            if self._local.get(group) is not None:
+                # The model has the word of the last leader; this node may know of another, or none.
+                row["leader"] = leader
         for node, reason in self._told_of(group, "stopped").items():
             row.setdefault("stopped_members", {})[node] = reason
         # Streams are read on every node; their leader knows of its own readers only.

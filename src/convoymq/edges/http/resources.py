@@ -427,14 +427,13 @@ def queue_row(
         "state": "down",
     }
     facts = dict(known.row if known is not None else {})
-    # What this node knows of the leader is younger than what the former one said last.
-    leader = broker.locations.leader_of(record)
-    if leader is None and "stale_ms" not in facts:
-        leader = facts.get("leader")
+    leader = facts.get("leader")
     if "stale_ms" in facts:
         # A dead master synchronises nobody.
         facts.pop("state", None)
         facts.pop("sync_messages", None)
+    if leader is None or "stale_ms" in facts:
+        leader = broker.locations.leader_of(record)
     assert leader is None or isinstance(leader, int)
     location = broker.locations.locate(record, leader)
     if location is not None:
