@@ -85,7 +85,7 @@ def test_node_checks_the_files_of_its_configuration(
     none, bad = tmp_path / "none.pem", tmp_path / "bad.pem"
     bad.write_text("no certificate")
     for file, text in ((none, f"ssl_options.certfile: {none}: No such file"),
-                       (bad, "ssl_options.certfile, ssl_options.keyfile, ssl_options.")):  # fmt: skip
+                       (bad, "ssl_options.certfile, ssl_options.keyfile, ssl_opt")):  # fmt: skip
         asked = ["--check", "--set", "listeners.ssl.default=5671"]
         for key in ("certfile", "keyfile"):
             asked += ["--set", f"ssl_options.{key}={file}"]
