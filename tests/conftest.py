@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import signal
 from collections.abc import Iterator
@@ -86,19 +85,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for kind in (computing, waiting):
         place |= {unit: number / len(kind) for number, unit in enumerate(kind)}
     items[:] = [item for unit in sorted(place, key=place.__getitem__) for item in units[unit]]
-
-
-def pytest_collection() -> None:
-    """Nothing that is made while tests are collected is garbage."""
-    gc.disable()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Later collections of garbage do not look at all modules of all tests again."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
 
 
 def unit_of(nodeid: str) -> str:
