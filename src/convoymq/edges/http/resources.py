@@ -408,8 +408,7 @@ def queue_row(
     `down` while its node is, and `crashed` after an error of its own, until it is opened anew.
     """
     vhost = broker.tree.vhosts.find(record.vhost)
-    declared = vhost.topology.find_queue(record.name) if vhost is not None else None
-    if vhost is None or declared is None:
+    if vhost is None or (declared := vhost.topology.find_queue(record.name)) is None:
         return None
     row: JsonObject = {
         "name": record.name,
@@ -430,8 +429,7 @@ def queue_row(
     leader = facts.get("leader")
     if "stale_ms" in facts:
         # A dead master synchronises nobody.
-        facts.pop("state", None)
-        facts.pop("sync_messages", None)
+        facts = {k: v for k, v in facts.items() if k not in ("state", "sync_messages")}
     if leader is None or "stale_ms" in facts:
         leader = broker.locations.leader_of(record)
     assert leader is None or isinstance(leader, int)
