@@ -368,6 +368,19 @@ def queue_value(broker: Broker, record: QueueRecord, path: str) -> object:
     return 0 if figures is None else sum(figures[place] for place in places)
 
 
+def _declared_shown(record: QueueRecord, declared: Queue) -> JsonObject:
+    """Returns what a queue was declared as."""
+    return {
+        "name": record.name,
+        "vhost": record.vhost,
+        "type": record.type.value,
+        "durable": declared.durable,
+        "auto_delete": declared.auto_delete,
+        "exclusive": declared.exclusive_owner is not None,
+        "arguments": declared.arguments.to_plain(),
+    }
+
+
 def plain_queue_row(broker: Broker, record: QueueRecord, *, with_totals: bool) -> JsonObject | None:
     """Returns one queue without statistics: what it is, and its lengths; None when it is gone."""
     vhost = broker.tree.vhosts.find(record.vhost)
@@ -377,13 +390,7 @@ def plain_queue_row(broker: Broker, record: QueueRecord, *, with_totals: bool) -
     leader = broker.locations.leader_of(record)
     location = broker.locations.locate(record, leader)
     row: JsonObject = {
-        "name": record.name,
-        "vhost": record.vhost,
-        "type": record.type.value,
-        "durable": declared.durable,
-        "auto_delete": declared.auto_delete,
-        "exclusive": declared.exclusive_owner is not None,
-        "arguments": declared.arguments.to_plain(),
+        **_declared_shown(record, declared),
         "node": broker.node_name_of(record.home if leader is None else leader),
     }
     if location is not None:
@@ -411,13 +418,7 @@ def queue_row(
     if vhost is None or (declared := vhost.topology.find_queue(record.name)) is None:
         return None
     row: JsonObject = {
-        "name": record.name,
-        "vhost": record.vhost,
-        "type": record.type.value,
-        "durable": declared.durable,
-        "auto_delete": declared.auto_delete,
-        "exclusive": declared.exclusive_owner is not None,
-        "arguments": declared.arguments.to_plain(),
+        **_declared_shown(record, declared),
         "ignored_arguments": ignored_of_queue(record.type.value, declared.arguments),
         **_release_shown(record),
         "node": broker.node_name_of(record.home),
