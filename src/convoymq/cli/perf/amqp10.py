@@ -11,11 +11,11 @@ from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from convoymq.cli.perf.connection import (
-    CONNECT_TIMEOUT_S,
     FRAME_BYTES_MAX,
     REPLY_TIMEOUT_S,
     Address,
     BrokerSaid,
+    opened,
 )
 from convoymq.edges.amqp10.frames import AMQP, DATA_OFFSET, HEADER_BYTES, SASL, frame
 from convoymq.edges.amqp10.opening import PLAIN_HEADER, SASL_HEADER
@@ -73,13 +73,8 @@ class Amqp10Connection:
     """
 
     def __init__(self, address: Address) -> None:
-        place = f"{address.host}:{address.port}"
+        self.socket = opened(address)
         try:
-            self.socket = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
-        except OSError as error:
-            raise OSError(f"{place}: {error.strerror or error}") from None
-        try:
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket.settimeout(REPLY_TIMEOUT_S)
             self._input = b""
             self._log_in(address)

@@ -57,6 +57,17 @@ class Address:
         )
 
 
+def opened(address: Address) -> socket.socket:
+    """Returns a connected socket. Raises OSError, whose text begins with the address."""
+    try:
+        made = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+    except OSError as error:
+        place = f"{address.host}:{address.port}"
+        raise OSError(f"{place}: {error.strerror or error}") from None
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
 class Connection:
     """One connection with channel 1 open; every call waits for its reply.
 
@@ -68,12 +79,8 @@ class Connection:
     def __init__(self, address: Address) -> None:
         self.address = address
         place = f"{address.host}:{address.port}"
+        self.socket = opened(address)
         try:
-            self.socket = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
-        except OSError as error:
-            raise OSError(f"{place}: {error.strerror or error}") from None
-        try:
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._input = b""
             try:
                 self._greet()
