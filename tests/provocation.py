@@ -23,6 +23,7 @@ from convoymq.edges.http.exposition import Text
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 EVENT = re.compile(r"`([a-z]+\.[a-z_]+)`")
 NODE = re.compile(r'rabbitmq_node="([^"]*)"')
+HISTOGRAM = re.compile(r"^# TYPE (\S+) histogram$", re.MULTILINE)
 SAMPLE = re.compile(r"([a-z][a-z_0-9]*)(\{.*\})? (\S+)")
 
 
@@ -84,6 +85,7 @@ class Observed:
             before = samples.setdefault((name, labels or ""), "0" if earlier else value)
             if before != value:
                 self.moved.add(name)
+        self.moved |= {name for name in HISTOGRAM.findall(text) if f"{name}_count" in self.moved}
 
 
 @contextmanager

@@ -19,7 +19,9 @@ from convoymq.edges.columnar.edge import FetchEdge
 from convoymq.edges.http.metric_help import HELP
 from convoymq.edges.http.metrics import render
 from convoymq.kernels.connection_buffer import Outbox
+from convoymq.kernels.flusher import Flusher
 from convoymq.model.config import TraceConfig
+from convoymq.node.process_info import io_info, process_info
 from convoymq.rocketmq.broker import metrics as broker_metrics
 from convoymq.rocketmq.namesrv import metrics as namesrv_metrics
 from convoymq.settings.table import DECLARED_TYPES, KEYS
@@ -151,8 +153,9 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
             FetchEdge(broker=broker),
         ]
         broker.traces = Traces(tmp_path, 1, 1, TraceConfig(), lambda: 1)
-        info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
-        info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
+        flusher = Flusher()
+        info = process_info(tmp_path) | io_info(flusher)
+        flusher.close()
         cluster.raise_versions()
         await broker.topics.create("/", "orders", partitions=1)
         await broker.topics.create_group("/", "orders", "g")

@@ -31,7 +31,10 @@ LIST_TIMEOUT_S = 1.0
 LIST_QUEUES_TIMEOUT_S = 5.0
 
 
-LOAD = ("mem_used", "fd_used", "proc_used", "disk_free", "run_queue")
+LOAD = (
+    "mem_used", "fd_used", "proc_used", "disk_free", "run_queue", "gc_num", "context_switches",
+    "io_read_bytes", "io_write_count", "io_write_bytes", "io_sync_count", "io_sync_time",
+)  # fmt: skip
 """Numbers of a node that change all the time."""
 OWNER_FIELDS = ("name", "peer_host", "peer_port")
 

@@ -34,6 +34,7 @@ from convoymq.topics.shell.refusals import OrderKeyMissing
 
 if TYPE_CHECKING:
     from convoymq.broker.local_topics import LocalTopics
+    from convoymq.broker.registry import MessageCounters
     from convoymq.broker.route_counts import RouteCounts
     from convoymq.broker.route_versions import RouteVersions
     from convoymq.topics.shell.handle import TopicHandle
@@ -192,9 +193,18 @@ class Publishing:
                 queues += self._handles(vhost, (topic,), routing_keys[:1], headers, keyed=False)
         return queues
 
-    def count(self, vhost: str, exchange: str, queues: Sequence[Queue], messages: int) -> None:
-        """Counts messages that went from an exchange to queues; no queues: they had no route.
-        Channels of AMQP count by themselves (`route_counts.ChannelRoutes`)."""
+    def count(
+        self,
+        counters: MessageCounters,
+        vhost: str,
+        exchange: str,
+        queues: Sequence[Queue],
+        messages: int = 1,
+    ) -> None:
+        """Counts messages of a protocol that went from an exchange to queues; no queues: they had
+        no route. Channels of AMQP count by themselves (`route_counts.ChannelRoutes`)."""
+        counters.published += messages
+        counters.routed += messages * len(queues)
         self._counts.add(vhost, exchange, [queue.name for queue in queues], messages)
 
     def varies_by_message(self, vhost: str, exchange: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from convoymq.kernels.message_sizes import MessageSizes
 from convoymq.metadata.machine import User
 from convoymq.queues.interface import Row
 
@@ -89,7 +90,8 @@ class ConnectionRegistry:
 
 COUNTED = (
     "acknowledged", "confirmed", "delivered", "delivered_no_ack", "dropped_unroutable", "get",
-    "get_empty", "get_no_ack", "published", "redelivered", "returned_unroutable",
+    "get_empty", "get_no_ack", "published", "published_confirm", "redelivered",
+    "returned_unroutable", "routed",
 )  # fmt: skip
 """Names of the counts of messages."""
 
@@ -97,7 +99,7 @@ COUNTED = (
 class MessageCounters:
     """Messages of one protocol's clients since the node started. `fold` comes before a reading."""
 
-    __slots__ = (*COUNTED, "counting")
+    __slots__ = (*COUNTED, "counting", "sizes")
 
     acknowledged: int
     confirmed: int
@@ -108,12 +110,18 @@ class MessageCounters:
     get_empty: int
     get_no_ack: int
     published: int
+    published_confirm: int
+    """By publishers that wait for confirms."""
     redelivered: int
     returned_unroutable: int
+    routed: int
+    """A message counts once for each queue that it went to."""
 
     def __init__(self) -> None:
         for name in COUNTED:
             setattr(self, name, 0)
+        self.sizes = MessageSizes()
+        """Bodies of published messages."""
         self.counting: set[Callable[[], None]] = set()
         """Each adds what its channel has counted by itself since the last time."""
 

@@ -132,6 +132,8 @@ class ChannelRoutes:
         self._folded: dict[tuple[str, tuple[str, ...]], int] = {}
         """Of the messages of a route those that are in the sums."""
         self._published: Counter[str] = Counter()
+        self.routed = 0
+        """Messages in the sums, each once for each queue that it went to."""
 
     @property
     def is_full(self) -> bool:
@@ -162,6 +164,7 @@ class ChannelRoutes:
                 continue
             self._folded[route] = messages
             exchange, queues = route
+            self.routed += new * len(queues)
             self._node.add(self._vhost, exchange, queues, new)
             if exchange in self._published or len(self._published) < CHANNEL_ROUTES_MAX:
                 self._published[exchange] += new

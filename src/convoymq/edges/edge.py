@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
     from convoymq.broker.registry import MessageCounters
+    from convoymq.kernels.message_sizes import MessageSizes
     from convoymq.model.config import Config
 
 Metric = tuple[str, str, dict[str, str], int]
 """(kind, name, labels, value)"""
+SIZE_BOUNDS = ("100.0", "1000.0", "10000.0", "100000.0", "1e+06", "1e+07", "5e+07", "1e+08", "+Inf")
+"""`message_sizes.BOUNDS`, as RabbitMQ writes them and dashboards ask for them."""
 Certificate = Mapping[str, tuple[tuple[tuple[str, str], ...], ...]]
 """A verified certificate as `ssl` decodes it; its `subject` is of that type."""
 RunInput = Callable[[Callable[[], None]], None]
@@ -44,6 +47,8 @@ def message_metrics(protocol: str, counters: MessageCounters) -> list[Metric]:
         ("counter", f"global_messages_{name}_total", {"protocol": protocol}, value)
         for name, value in (
             ("received", counters.published),
+            ("received_confirm", counters.published_confirm),
+            ("routed", counters.routed),
             ("confirmed", counters.confirmed),
             ("unroutable_dropped", counters.dropped_unroutable),
             ("unroutable_returned", counters.returned_unroutable),
@@ -56,6 +61,21 @@ def message_metrics(protocol: str, counters: MessageCounters) -> list[Metric]:
             ("redelivered", counters.redelivered),
             ("acknowledged", counters.acknowledged),
         )
+    ]
+
+
+def size_metrics(protocol: str, sizes: MessageSizes) -> list[Metric]:
+    """Returns the sizes of messages that a protocol's clients have published, as a histogram."""
+    up_to, name = sizes.up_to(), "message_size_bytes"
+    buckets: list[Metric] = [
+        ("histogram", f"{name}_bucket", {"protocol": protocol, "le": bound}, count)
+        for bound, count in zip(SIZE_BOUNDS, up_to, strict=True)
+    ]
+    labels = {"protocol": protocol}
+    return [
+        *buckets,
+        ("histogram", f"{name}_count", labels, up_to[-1]),
+        ("histogram", f"{name}_sum", labels, sizes.total),
     ]
 
 

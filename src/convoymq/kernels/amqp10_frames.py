@@ -54,6 +54,7 @@ from cython.cimports.convoymq.kernels.content import (
     RECORD_WAITS,
     walk_properties,
 )
+from cython.cimports.convoymq.kernels.message_sizes import MessageSizes, count_size
 from cython.cimports.convoymq.kernels.utf8 import is_utf8
 from cython.cimports.cpython.bytearray import PyByteArray_AS_STRING
 from cython.cimports.libc import string
@@ -736,6 +737,7 @@ def publish_plain(
     names: bytes,
     target: PublishTarget,
     tag: uint64_t,
+    sizes: MessageSizes,
 ):
     # What is called to make room can no more move what is read here.
     guard = memoryview(data)
@@ -747,8 +749,8 @@ def publish_plain(
     size: cython.Py_ssize_t
     n: cython.Py_ssize_t
     out: cython.p_uchar
+    content: cython.p_uchar
     notes: cython.int
-    asked: cython.int
     count: cython.Py_ssize_t = 0
     first.delivery_id = 0
     first.settled = False
@@ -776,12 +778,11 @@ def publish_plain(
         n = size - FRAME_HEAD - found.payload
         if n > message_size_max:
             break
-        out = p + at + FRAME_HEAD + found.payload
-        notes = _read(cython.address(message), out, n)
+        content = p + at + FRAME_HEAD + found.payload
+        notes = _read(cython.address(message), content, n)
         if notes < 0 or notes & RECORD_EXAMINE:
             break
-        asked = notes & (RECORD_ASKS | RECORD_WAITS | RECORD_GROUPED)
-        if target.serves & asked != asked:
+        if notes & ~target.serves & (RECORD_ASKS | RECORD_WAITS | RECORD_GROUPED):
             break
         out = target.builder.reserve(
             target,
@@ -791,9 +792,8 @@ def publish_plain(
             len(names) + _content_size(cython.address(message), n),
         )
         string.memcpy(out, bytes_pointer(names), len(names))
-        _write_content(
-            out + len(names), cython.address(message), p + at + FRAME_HEAD + found.payload, n
-        )
+        _write_content(out + len(names), cython.address(message), content, n)
+        count_size(sizes, cython.cast(uint64_t, n - message.bare_at))
         count += 1
         at += size
     guard.release()

@@ -1,6 +1,7 @@
 """Transfers of publishers of AMQP 1.0: messages from a connection's input into a queue's batch."""
 
 from convoymq.kernels.batch import PublishTarget
+from convoymq.kernels.message_sizes import MessageSizes
 
 def plain_content(payload: bytes) -> bytes | None:
     """Returns the content of a message as it is stored (`messages.amqp10.message.stored_of`, in
@@ -23,6 +24,7 @@ def publish_plain(
     names: bytes,
     target: PublishTarget,
     tag: int,
+    sizes: MessageSizes,
 ) -> tuple[int, int, int, bool]:
     """Appends messages of a link to its queue, which lie in the input from `at` on, as long as each
     is one whole frame and needs no closer look, their delivery ids follow each other, and all are
@@ -33,6 +35,7 @@ def publish_plain(
         most: so many messages at most; `most_settled` when they are settled.
         names: exchange and routing key, as a record begins with them.
         tag: of the first message; the next ones follow. Settled messages have none.
+        sizes: counts the messages.
 
     Returns:
         The place behind them, their number, the first delivery id, and whether they are settled."""

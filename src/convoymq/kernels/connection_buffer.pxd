@@ -1,6 +1,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from convoymq.kernels.byte_buffer cimport Buffer
+from convoymq.kernels.message_sizes cimport MessageSizes
 
 cpdef enum:
     # States of a connection. HEADER: the protocol header is due. CLOSING: connection.close was
@@ -19,6 +20,7 @@ cdef class Outbox:
     cdef public object on_first
     cdef public uint64_t bytes_sent
     cdef public uint64_t bytes_received
+    cdef public MessageSizes sizes
 
 cdef class ConnectionBuffer:
     cdef public int fd

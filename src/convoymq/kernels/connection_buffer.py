@@ -21,6 +21,7 @@ from cython.cimports.convoymq.kernels.bytes import bytes_pointer, copy_bytes, st
 from cython.cimports.convoymq.kernels.channel_codec import ChannelCodec
 from cython.cimports.convoymq.kernels.confirms import encode_confirms
 from cython.cimports.convoymq.kernels.frames import scan
+from cython.cimports.convoymq.kernels.message_sizes import MessageSizes
 from cython.cimports.convoymq.kernels.route_cache import RouteCacheVersion
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import uint32_t
@@ -40,6 +41,7 @@ class Outbox:
         self.on_first = on_first
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.sizes = MessageSizes()
 
     def flush(self):
         buffers: list = self.buffers

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from convoymq.kernels.channel_codec import ChannelCodec, ChannelCodecOwner
+from convoymq.kernels.message_sizes import MessageSizes
 from convoymq.kernels.route_cache import RouteCacheVersion
 
 CONNECTION_HEADER: int
@@ -38,6 +39,8 @@ class Outbox:
     on_first: Callable[[], None] | None
     bytes_sent: int
     bytes_received: int
+    sizes: MessageSizes
+    """Of the messages that its connections have published."""
     def __init__(self, on_first: Callable[[], None] | None = None) -> None: ...
     def flush(self) -> None:
         """End of a round: confirms are encoded and all output is sent."""

@@ -31,7 +31,7 @@ cdef class Flusher:
 
     # The direct path of inline flushes: whole blocks from a buffer of our own.
     cdef bint direct  # tried at all
-    cdef readonly uint64_t inline_count, direct_count
+    cdef readonly uint64_t inline_count, direct_count, flush_count, flushed_bytes, flush_us
     cdef int direct_fd  # of `direct_file`, O_DIRECT; -1 = none
     cdef object direct_file
     cdef long direct_size  # only inside of this much of it: a direct write must not make it grow

@@ -69,6 +69,7 @@ class Flusher:
         self.direct = inline and (method == 0 or method == _DSYNC)
         self.inline_count = 0
         self.direct_count = 0
+        self.flush_count = self.flushed_bytes = self.flush_us = 0
         self.direct_fd = -1
         self.direct_size = 0
         self.direct_after_us = 0
@@ -143,6 +144,9 @@ class Flusher:
             self.direct_count += 1
         self.staged = 0
         self.ended_us = _now_us()
+        self.flush_count += 1
+        self.flushed_bytes += self.total
+        self.flush_us += self.ended_us - began
         self.average_us += 0.2 * ((self.ended_us - began) - self.average_us)
         if self.ended_us - began > _INLINE_HICCUP:
             self.inline_after_us = self.ended_us + _INLINE_PAUSE

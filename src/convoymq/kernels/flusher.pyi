@@ -30,6 +30,10 @@ class Flusher:
     """Flushes done in `submit`."""
     direct_count: int
     """Flushes that went past the page cache."""
+    flush_count: int
+    flushed_bytes: int
+    flush_us: int
+    """Of all flushes: how many, their bytes and their time."""
     def __init__(self, method: int = ..., inline: bool = False) -> None:
         """Starts the thread. `method`: one of SYNC_*. `inline`: flush small batches in `submit`
         while the disk is quick and mostly idle, and write small ones past the page cache, where

@@ -85,6 +85,7 @@ from cython.cimports.convoymq.kernels.content import (
     RECORD_WAITS,
     walk_properties,
 )
+from cython.cimports.convoymq.kernels.message_sizes import count_size
 from cython.cimports.convoymq.kernels.route_cache import (
     Route,
     RouteCache,
@@ -165,6 +166,7 @@ def _publish_complete(
     if notes < 0:
         return _publish_fault(codec, REPLY_SYNTAX_ERROR, "content header is broken")
     codec.published += 1
+    count_size(buffer.outbox.sizes, body_size)
     flags: cython.int = notes & (RECORD_PRIORITY | RECORD_EXPIRATION | RECORD_HEADERS)
     tag: uint64_t = 0
     targets: tuple = None

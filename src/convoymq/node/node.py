@@ -471,7 +471,7 @@ class Node:
             stored_groups=lambda: self.storage.logs,
             traces=self._traces,
             node=NodeView(
-                info=node_info(config, self.data.path, self.watermarks),
+                info=node_info(config, self.data.path, self.watermarks, self._shell.flusher),
                 links=self.links.info,
                 clock_skew=self.links.clock_skew,
                 watermarks=self.watermarks,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from convoymq import __version__
 from convoymq.broker.alarms import Watermarks
 from convoymq.compiled_modules import build_text
+from convoymq.kernels.flusher import Flusher
 from convoymq.model.config import Config
 from convoymq.model.json import JsonObject
 from convoymq.model.process import PAGE_BYTES, RESIDENT_PAGES, THREADS, process_stat
@@ -67,7 +69,7 @@ def process_info(
 ) -> JsonObject:
     """Returns memory, files, threads, disk and build under the names that the HTTP API uses; sizes
     in bytes. Its processes are threads here."""
-    stat = process_stat()
+    stat, used = process_stat(), resource.getrusage(resource.RUSAGE_SELF)
     info: JsonObject = {
         "os_pid": str(os.getpid()),
         "build": f"{__version__}, {build_text()}, Python {sys.version.split()[0]}",
@@ -79,6 +81,8 @@ def process_info(
         "proc_total": threads_max(),
         "processors": os.cpu_count() or 1,
         "run_queue": 0,
+        "gc_num": sum(each["collections"] for each in gc.get_stats()),
+        "context_switches": used.ru_nvcsw + used.ru_nivcsw,
         "disk_free_limit": watermarks.disk if watermarks is not None else 0,
     }
     if data_directory is not None:
@@ -87,8 +91,27 @@ def process_info(
     return info
 
 
+def io_info(flusher: Flusher) -> JsonObject:
+    """Returns reads of the process from disks, and writes of the write-ahead log, each of which is
+    synced; times in microseconds."""
+    writes = flusher.flush_count
+    info: JsonObject = {
+        "io_write_count": writes,
+        "io_write_bytes": flusher.flushed_bytes,
+        "io_sync_count": writes,
+        "io_sync_time": flusher.flush_us,
+    }
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        # Some sandboxes do not show it, and there may be no file descriptor.
+        return info
+    known = dict(line.split(": ", 1) for line in lines)
+    return {**info, "io_read_bytes": int(known["read_bytes"])}
+
+
 def node_info(
-    config: Config, data_directory: Path, watermarks: Watermarks
+    config: Config, data_directory: Path, watermarks: Watermarks, flusher: Flusher
 ) -> Callable[[], JsonObject]:
     """Returns what collects the facts of a node that lists and metrics show."""
     places = places_info(config, data_directory)
@@ -96,6 +119,6 @@ def node_info(
     def collect() -> JsonObject:
         setting = watermark_setting(config, watermarks)
         live = process_info(data_directory, watermarks)
-        return {**live, **places, "vm_memory_high_watermark_setting": setting}
+        return {**live, **io_info(flusher), **places, "vm_memory_high_watermark_setting": setting}
 
     return collect

@@ -105,7 +105,7 @@ class Channel(ClientEvents):
         self.deleting: tuple[str, list[spec.BasicCancel]] | None = None
         self._node_counters = self.broker.counters.of(AMQP)
         self._node_counters.counting.add(self._count)
-        self._counted = [0, 0]
+        self._counted = [0, 0, 0]
         self._tally: Counter[str] = Counter()
         self._routes = ChannelRoutes(self.broker.route_counts, connection.vhost, RouteCount)
         self._delivered_from: dict[str, Counter[str]] = {}
@@ -284,8 +284,13 @@ class Channel(ClientEvents):
         """Adds what the kernel has done since the last time to the node's counters."""
         codec, counters, seen = self.codec, self._node_counters, self._counted
         counters.acknowledged += codec.acknowledged - seen[0]
-        counters.published += codec.published - seen[1]
-        seen[0], seen[1] = codec.acknowledged, codec.published
+        published = codec.published - seen[1]
+        counters.published += published
+        if codec.mode == channel_codec.MODE_CONFIRM:
+            counters.published_confirm += published
+        self._routes.fold()
+        counters.routed += self._routes.routed - seen[2]
+        seen[:] = codec.acknowledged, codec.published, self._routes.routed
 
     def tally(self, name: str, count: int, queue: Queue | None = None) -> None:
         """Adds to a counter (`MessageCounters`) of the node, of the channel, and of what it gets
@@ -305,6 +310,7 @@ class Channel(ClientEvents):
     def _confirm_select(self, method: spec.ConfirmSelect) -> None:
         if self.transaction is not None:
             raise refusals.mode_switch("tx", "confirm")
+        self._count()
         self.codec.select_confirms()
         if not method.nowait:
             self.send(spec.ConfirmSelectOk())

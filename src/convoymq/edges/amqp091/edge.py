@@ -21,6 +21,7 @@ from convoymq.edges.edge import (
     RunInput,
     client_gauges,
     message_metrics,
+    size_metrics,
 )
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
@@ -137,6 +138,7 @@ class AmqpEdge(Edge):
         publishers = sum(channel.codec.published > 0 for channel in channels)
         return [
             *message_metrics(AMQP, self.broker.counters.of(AMQP)),
+            *size_metrics(AMQP, self.outbox.sizes),
             *client_gauges(AMQP, publishers=publishers, consumers=consumers),
         ]
 

@@ -11,7 +11,15 @@ from convoymq.edges.amqp10.connection import Connection
 from convoymq.edges.amqp10.opening import PROTOCOL_HEADERS
 from convoymq.edges.amqp10.receiving import Receiver
 from convoymq.edges.connections import close_all
-from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, client_gauges, message_metrics
+from convoymq.edges.edge import (
+    Edge,
+    Incoming,
+    Metric,
+    NodeParts,
+    client_gauges,
+    message_metrics,
+    size_metrics,
+)
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.model.clock import Timer
 from convoymq.model.tasks import Tasks
@@ -89,8 +97,10 @@ class Amqp10Edge(Edge):
         sessions = [s for each in self.connections.values() for s in each.sessions_open.values()]
         consumers = sum(len(session.senders) for session in sessions)
         publishers = sum(isinstance(link, Receiver) for s in sessions for link in s.receivers)
+        counters = self.broker.counters.of(AMQP_10)
         return [
-            *message_metrics(AMQP_10, self.broker.counters.of(AMQP_10)),
+            *message_metrics(AMQP_10, counters),
+            *size_metrics(AMQP_10, counters.sizes),
             *client_gauges(AMQP_10, publishers=publishers, consumers=consumers),
         ]
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from convoymq.kernels.amqp10_frames import next_transfer, publish_plain
 from convoymq.kernels.batch import PublishTarget
+from convoymq.kernels.message_sizes import MessageSizes
 from convoymq.model.errors import FrameFault
 
 AMQP, SASL = 0, 1
@@ -85,17 +86,19 @@ class FrameReader:
         names: bytes,
         target: PublishTarget,
         tag: int,
+        sizes: MessageSizes,
     ) -> tuple[int, int, bool]:
         """Takes messages that need no closer look into a queue's batch.
 
         Args:
             place: channel, handle and snd-settle-mode of the link.
             most: messages, messages when they are settled, bytes of a message.
+            sizes: count the messages.
         Returns:
             How many, the first delivery id, whether they are settled.
         """
         self._at, count, first, settled = publish_plain(
-            self._data, self._at, self.frame_max, *place, *most, names, target, tag
+            self._data, self._at, self.frame_max, *place, *most, names, target, tag, sizes
         )
         return count, first, settled
 

@@ -126,8 +126,9 @@ class Receiver(Incoming):
             self._size = (waiting - reader.waiting) // count
             self.clients = {way.client}
             exchange, connection = way.exchange, session.connection
-            connection.counters.published += count
-            session.broker.publishing.count(connection.vhost, exchange, (way.queue,), count)
+            session.broker.publishing.count(
+                connection.counters, connection.vhost, exchange, (way.queue,), count
+            )
         return count
 
     def _plain_way(self) -> _Way | None:
@@ -300,7 +301,7 @@ class Publishes:
                 check_publish(session, exchange, key)
             self._reply(first, destination, message)
             return
-        queues = self.route(destination, message)
+        queues = self.route(destination, message, body_size)
         counters = session.connection.counters
         assert first.delivery_id is not None
         if not queues:
@@ -325,7 +326,9 @@ class Publishes:
                 client.target.name_next(*message.producer)
             client.target.publish(parts, body_size, tag, message.flags)
 
-    def route(self, destination: Destination, message: CheckedMessage) -> Sequence[Queue]:
+    def route(
+        self, destination: Destination, message: CheckedMessage, body_size: int
+    ) -> Sequence[Queue]:
         """Returns the queues that get a message, which counts as published. Raises BrokerError."""
         session, exchange = self._session, destination.exchange
         vhost, broker = session.connection.vhost, session.broker
@@ -339,8 +342,9 @@ class Publishes:
             message.asked,
             message.properties,
         )
-        session.connection.counters.published += 1
-        broker.publishing.count(vhost, exchange, route.queues, 1)
+        counters = session.connection.counters
+        counters.sizes.add(body_size)
+        broker.publishing.count(counters, vhost, exchange, route.queues)
         self._trace(exchange, message, route.queues)
         return route.queues
 
@@ -384,12 +388,15 @@ class Publishes:
         are settled. Returns how many."""
         session = self._session
         place = session.channel, link.handle, link.snd_settle_mode
-        limits = *most, session.connection.message_size_max
+        limits, sizes = (
+            (*most, session.connection.message_size_max),
+            session.connection.counters.sizes,
+        )
         held: list[tuple[str, Sequence[int], PublishOutcome]] = []
         self._held = held
         try:
             count, first, settled = reader.publish_plain(
-                place, limits, way.names, way.client.target, self._last_tag + 1
+                place, limits, way.names, way.client.target, self._last_tag + 1, sizes
             )
         finally:
             self._held = None
@@ -402,6 +409,7 @@ class Publishes:
     def _expect(self, link: Receiver, delivery_id: int, count: int, waiting: int) -> int:
         """Notes messages that wait for so many queues each, and returns the tag of the first."""
         link.unconfirmed += count
+        self._session.connection.counters.published_confirm += count
         tag = self._last_tag + 1
         self._last_tag += count
         before = self._unconfirmed[-1] if self._unconfirmed else None

@@ -356,7 +356,8 @@ class Transactions:
             raise NotServed("direct replies take no part in transactions")
         if message.producer is not None:
             raise NotServed(commits.TEXTS[commits.NAMED])
-        queues = session.publishes.route(destination, message)
+        queues = session.publishes.route(destination, message, body_size)
+        session.connection.counters.published_confirm += 1
         if not queues:
             text = "a message of the transaction reaches no queue"
             self._break(transaction, Fault(Scope.LINK, TRANSACTION_ROLLBACK, text))

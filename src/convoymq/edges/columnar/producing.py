@@ -187,11 +187,11 @@ class Producing(NullEvents):
         commands = await self._encode(columns, segments)
         rows = int(columns.rows)
         messages = self._edge.messages
-        messages.published += rows
+        messages.published_confirm += rows
         messages.dropped_unroutable += unroutable
         for (exchange, queues), count in routes.items():
             vhost = self._connection.vhost
-            self._broker.publishing.count(vhost, exchange.decode(), queues, count)
+            self._broker.publishing.count(messages, vhost, exchange.decode(), queues, count)
         await self._append(request, commands, batch)
         return unroutable, rows
 

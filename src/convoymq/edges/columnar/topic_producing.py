@@ -210,8 +210,10 @@ class TopicProducing(NullEvents):
 
         enqueue = portion.flags, portion.rows, portion.position, portion.body
         client.produce(request.producer, request.epoch, portion.runs, enqueue, done)
-        self._edge.messages.published += portion.rows
-        self._broker.publishing.count(self._connection.vhost, request.topic, (), portion.rows)
+        messages, vhost = self._edge.messages, self._connection.vhost
+        messages.published_confirm += portion.rows
+        messages.routed += portion.rows
+        self._broker.publishing.count(messages, vhost, request.topic, (), portion.rows)
         return answered
 
     async def _ready_client(self, place: Place, queue: PartitionQueue) -> PartitionClient:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 import structlog
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +26,7 @@ from convoymq.edges.http.call import Call, Status, object_not_found
 from convoymq.edges.http.handlers import ROUTES
 from convoymq.edges.http.json_values import as_json, listed
 from convoymq.edges.http.lists import Page, only_columns
+from convoymq.edges.http.metric_families import detailed_in
 from convoymq.edges.http.page_files import SECURITY_HEADERS, PageFiles
 from convoymq.edges.http.rates import Rates
 from convoymq.edges.http.routes import find
@@ -97,7 +99,12 @@ def make_api(
 
 def make_metrics(broker: Broker, served: Served | None = None) -> ASGIApp:
     """Returns the application for Prometheus."""
-    return scrapes.make_scrapes(_render(broker, served or Served()))
+
+    async def detailed(query: QueryParams, *, open_metrics: bool) -> str:
+        names, wanted = detailed_in(query)
+        return await metrics.render_detailed(broker, names, wanted, open_metrics=open_metrics)
+
+    return scrapes.make_scrapes(_render(broker, served or Served()), detailed=detailed)
 
 
 def _render(broker: Broker, served: Served) -> scrapes.Render:

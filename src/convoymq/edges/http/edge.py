@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from convoymq.broker.access import HTTP
 from convoymq.broker.registry import MessageCounters
-from convoymq.edges.edge import Edge, Metric, NodeParts, message_metrics
+from convoymq.edges.edge import Edge, Metric, NodeParts, message_metrics, size_metrics
 from convoymq.edges.http.config import ManagementConfig
 from convoymq.edges.http.served import served_by
 from convoymq.edges.http.server import ManagementServer, Secured
@@ -57,7 +57,10 @@ class ManagementEdge(Edge):
         await self._server.start()
 
     def metrics(self) -> list[Metric]:
-        return message_metrics(HTTP, self._messages)
+        return [
+            *message_metrics(HTTP, self._messages),
+            *size_metrics(HTTP, self._messages.sizes),
+        ]
 
     async def stop(self) -> None:
         await self._server.stop()

@@ -17,26 +17,41 @@ def wants_open_metrics(accept: str) -> bool:
 
 
 class Text:
-    """Families with their samples, in the order of their first sample.
+    """Families with their samples, in the order of their first sample. Those of a histogram end in
+    `_bucket`, `_count` and `_sum`.
 
     Args:
         help_texts: by family.
+        prefix: of all names, behind RabbitMQ's or our own.
     """
 
-    def __init__(self, help_texts: Mapping[str, str], *, open_metrics: bool) -> None:
+    def __init__(
+        self, help_texts: Mapping[str, str], *, open_metrics: bool, prefix: str = ""
+    ) -> None:
         self._help_texts = help_texts
+        self.prefix = prefix
         self._open_metrics = open_metrics
         self._families: dict[str, list[str]] = {}
 
     def add(self, kind: str, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-        full = name if name.startswith(OWN) else f"rabbitmq_{name}"
-        lines = self._families.get(full)
+        known = name if name.startswith(OWN) else f"rabbitmq_{name}"
+        full = known
+        if self.prefix:
+            origin, _, rest = known.partition("_")
+            full = f"{origin}_{self.prefix}{rest}"
+        family = full
+        if kind == "histogram":
+            family, _, part = full.rpartition("_")
+            known = known.removesuffix(f"_{part}")
+        lines = self._families.get(family)
         if lines is None:
             # The family of a counter has no _total in OpenMetrics; its samples have.
-            family = full.removesuffix("_total") if self._open_metrics else full
-            help_text = self._help_texts.get(full, "docs/metrics.md says what this is")
-            lines = [f"# TYPE {family} {kind}", f"# HELP {family} {help_text}"]
-            self._families[full] = lines
+            named = family
+            if kind == "counter" and self._open_metrics:
+                named = family.removesuffix("_total")
+            help_text = self._help_texts.get(known, "docs/metrics.md says what this is")
+            lines = [f"# TYPE {named} {kind}", f"# HELP {named} {help_text}"]
+            self._families[family] = lines
         shown = ""
         if labels:
             pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())

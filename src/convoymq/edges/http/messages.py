@@ -257,9 +257,10 @@ async def publish(
         )
         await _send_copy(broker, made)
     counters = broker.counters.of(HTTP)
-    counters.published += 1
+    counters.published_confirm += 1
     counters.dropped_unroutable += not route.queues
-    publishing.count(vhost, exchange, route.queues, 1)
+    counters.sizes.add(len(body))
+    publishing.count(counters, vhost, exchange, route.queues)
     refused = any(queue.refuses_publishes for queue in route.queues)
     shots = [OneShot(broker, queue) for queue in route.queues if not queue.refuses_publishes]
     try:

@@ -10,49 +10,22 @@ from convoymq.broker.facade import Broker
 from convoymq.broker.local_queues import AT_LEAST_ONCE_NAME, STRATEGIES
 from convoymq.edges.http.exposition import Text
 from convoymq.edges.http.json_values import count_in
+from convoymq.edges.http.metric_families import (
+    CLUSTER,
+    FAMILIES,
+    QUEUE_FAMILIES,
+    Filter,
+    led_here,
+    write_families,
+    write_queue_info,
+)
 from convoymq.edges.http.metric_help import HELP
 from convoymq.edges.http.topic_metrics import write_topics
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
-from convoymq.model.slices import in_slices
 
 if TYPE_CHECKING:
     from convoymq.edges.edge import Edge
-
-QUEUE_METRICS = (
-    ("queue_messages", "messages"),
-    ("queue_messages_ready", "messages_ready"),
-    ("queue_messages_unacked", "messages_unacknowledged"),
-    ("queue_messages_bytes", "message_bytes"),
-    ("queue_messages_ready_bytes", "message_bytes_ready"),
-    ("queue_consumers", "consumers"),
-    ("queue_process_memory_bytes", "memory"),
-    ("convoy_queue_messages_delayed", "messages_delayed"),
-    ("convoy_queue_messages_delayed_bytes", "message_bytes_delayed"),
-    ("convoy_queue_messages_blocked", "messages_blocked"),
-    ("convoy_queue_messages_blocked_bytes", "message_bytes_blocked"),
-    ("convoy_queue_deduplication_ids", "deduplication_ids"),
-    ("convoy_queue_deduplication_bytes", "deduplication_bytes"),
-)
-"""Names of the gauges of a queue, and of its row's columns."""
-RAFT_METRICS = (
-    ("raft_term", "term"),
-    ("raft_commit_index", "commit_index"),
-    ("raft_last_applied", "last_applied"),
-    ("raft_last_written_index", "written_index"),
-    ("raft_snapshot_index", "snapshot_index"),
-    ("raft_num_segments", "segments"),
-)
-"""Names of the gauges of a queue's replica on this node, and of its view's fields; sums where no
-queue is named."""
-RAFT_FORMER_NAMES = {
-    "raft_commit_index": "raft_log_commit_index",
-    "raft_last_applied": "raft_log_last_applied_index",
-    "raft_last_written_index": "raft_log_last_written_index",
-    "raft_snapshot_index": "raft_log_snapshot_index",
-    "raft_commit_latency_seconds": "raft_entry_commit_latency_seconds",
-}
-"""Names that the same had before RabbitMQ 4.2: dashboards of 4.1 ask for them."""
 
 
 async def render(
@@ -62,21 +35,23 @@ async def render(
     per_object: bool = False,
     open_metrics: bool = False,
 ) -> str:
-    """Returns the metrics; lines of queues are made while the event loop goes on.
+    """Returns the metrics; lines of objects are made while the event loop goes on.
 
     Args:
         edges: their own metrics are added.
-        per_object: a line per queue instead of sums.
+        per_object: a line per object instead of sums.
     """
     text = Text(HELP, open_metrics=open_metrics)
-    _identity(text, broker)
+    _identity(text, broker, "per-object" if per_object else "aggregated")
     _edges(text, broker)
-    rows = [row async for row in in_slices(broker.cluster.local_rows())]
-    await _queues(text, broker, rows, per_object=per_object)
     _process(text, broker, broker.node.info())
+    await write_families(text, broker, FAMILIES, per_object=per_object)
+    if per_object:
+        await write_queue_info(text, broker)
+    text.gauge("queues", sum(1 for _ in led_here(broker)))
+    text.gauge("convoy_queues_leaderless", broker.locations.leaderless())
     write_topics(text, broker, per_object=per_object)
     _replication(text, broker)
-    await _raft(text, broker, per_object=per_object)
     _traces(text, broker)
     for edge in edges:
         for kind, name, labels, value in edge.metrics():
@@ -84,7 +59,26 @@ async def render(
     return text.render()
 
 
-def _identity(text: Text, broker: Broker) -> None:
+async def render_detailed(
+    broker: Broker, names: Sequence[str], wanted: Filter, *, open_metrics: bool = False
+) -> str:
+    """Returns families of metrics with a line per object, under names of their own."""
+    text = Text(HELP, open_metrics=open_metrics)
+    _identity(text, broker, "detailed")
+    own = [name for name in names if name in FAMILIES]
+    if "queue_metrics" in own and "queue_consumer_count" in own:
+        own.remove("queue_consumer_count")
+    text.prefix = "detailed_"
+    await write_families(text, broker, own, per_object=True, wanted=wanted)
+    if not QUEUE_FAMILIES.isdisjoint(own):
+        await write_queue_info(text, broker, wanted)
+    text.prefix = "cluster_"
+    cluster = [name for name in names if name in CLUSTER]
+    await write_families(text, broker, cluster, per_object=True, wanted=wanted)
+    return text.render()
+
+
+def _identity(text: Text, broker: Broker, endpoint: str) -> None:
     text.gauge(
         "build_info",
         1,
@@ -102,6 +96,7 @@ def _identity(text: Text, broker: Broker) -> None:
             "rabbitmq_node": broker.node_name,
             "rabbitmq_cluster": broker.cluster_name,
             "rabbitmq_cluster_permanent_id": broker.cluster_name,
+            "rabbitmq_endpoint": endpoint,
         },
     )
 
@@ -113,16 +108,9 @@ def _edges(text: Text, broker: Broker) -> None:
     text.gauge("connections", len(connections))
     text.gauge("channels", len(channels))
     text.gauge("consumers", sum(len(each.consumer_infos()) for each in connections))
-    for name in ("connections_opened", "connections_closed", "channels_opened", "channels_closed"):
-        text.counter(f"{name}_total", getattr(counters, name))
-    for name in ("declared", "created", "deleted"):
-        text.counter(f"queues_{name}_total", getattr(counters, f"queues_{name}"))
     text.counter("convoy_queues_migrated_total", counters.queues_migrated)
     text.counter("convoy_direct_replies_dropped_total", counters.dropped_replies)
     _dead_letters(text, broker)
-    text.counter("auth_attempts_total", counters.auth_attempts)
-    text.counter("auth_attempts_succeeded_total", counters.auth_succeeded)
-    text.counter("auth_attempts_failed_total", counters.auth_failed)
 
 
 def _dead_letters(text: Text, broker: Broker) -> None:
@@ -143,42 +131,9 @@ def _dead_letters(text: Text, broker: Broker) -> None:
     text.counter("convoy_messages_deduplicated_total", broker.local.deduplicated())
 
 
-async def _queues(text: Text, broker: Broker, found: list[JsonObject], *, per_object: bool) -> None:
-    infos = {count_in(row, "group"): row for row in found}
-    # A queue that is being deleted is here for a moment longer than in the tree.
-    found_here = ((broker.tree.queues.of_group(group), row) for group, row in infos.items())
-    rows = [(record, row) for record, row in found_here if record is not None]
-    text.gauge("queues", len(rows))
-    if per_object:
-        async for record, row in in_slices(rows):
-            labels = {"vhost": record.vhost, "queue": record.name}
-            for metric, key in QUEUE_METRICS:
-                text.gauge(metric, _value(row, key), labels)
-    else:
-        for metric, key in QUEUE_METRICS:
-            text.gauge(metric, sum(_value(row, key) for _, row in rows))
-    text.gauge("convoy_queues_leaderless", broker.locations.leaderless())
-
-
-def _value(row: JsonObject, key: str) -> float:
-    value = row.get(key) or 0
-    assert isinstance(value, int | float)
-    return value
-
-
 def _process(text: Text, broker: Broker, info: JsonObject) -> None:
-    for metric, key in (
-        ("process_open_fds", "fd_used"),
-        ("convoy_process_threads", "proc_used"),
-        ("process_max_fds", "fd_total"),
-        ("process_resident_memory_bytes", "mem_used"),
-        ("resident_memory_limit_bytes", "mem_limit"),
-        ("disk_space_available_bytes", "disk_free"),
-        ("disk_space_available_limit_bytes", "disk_free_limit"),
-    ):
-        if key in info:
-            text.gauge(metric, float(count_in(info, key)))
-    text.gauge("erlang_uptime_seconds", broker.cluster.uptime_ms / 1000)
+    if "proc_used" in info:
+        text.gauge("convoy_process_threads", count_in(info, "proc_used"))
     alarms = broker.alarms.of(broker.node_id)
     text.gauge("alarms_memory_used_watermark", int("memory" in alarms))
     text.gauge("alarms_free_disk_space_watermark", int("disk" in alarms))
@@ -201,41 +156,13 @@ def _replication(text: Text, broker: Broker) -> None:
     text.counter("convoy_deliveries_local_total", local)
     text.counter("convoy_deliveries_proxied_total", proxied)
     _hosted(text, broker)
-    for name, size in broker.cluster.model.load().items():
-        text.gauge(f"convoy_read_model_{name}", size)
-    _linked(text, broker)
-
-
-async def _raft(text: Text, broker: Broker, *, per_object: bool) -> None:
-    """Writes what RabbitMQ tells of its Raft groups, here of the replicas on this node."""
-    sums = dict.fromkeys((name for name, _ in RAFT_METRICS), 0.0)
-    latency = 0.0
-    async for record, replica in in_slices(broker.replicas.of_queues()):
-        own = replica.commit_latency_ms / 1000
-        latency = max(latency, own)
-        labels = {"vhost": record.vhost, "queue": record.name}
-        for name, field in RAFT_METRICS:
-            value = getattr(replica, field)
-            sums[name] += value
-            if per_object:
-                _raft_gauge(text, name, value, labels)
-        if per_object:
-            _raft_gauge(text, "raft_commit_latency_seconds", own, labels)
-    if not per_object:
-        for name, total in sums.items():
-            _raft_gauge(text, name, total)
-        _raft_gauge(text, "raft_commit_latency_seconds", latency)
     counters = broker.replicas.counters()
     text.gauge("raft_wal_files", broker.replicas.storage().wal_files)
     text.gauge("raft_entries", counters["entries_appended"])
     text.gauge("raft_bytes_written", counters["bytes_appended"])
-
-
-def _raft_gauge(text: Text, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-    text.gauge(name, value, labels)
-    former = RAFT_FORMER_NAMES.get(name)
-    if former is not None:
-        text.gauge(former, value, labels)
+    for name, size in broker.cluster.model.load().items():
+        text.gauge(f"convoy_read_model_{name}", size)
+    _linked(text, broker)
 
 
 def _linked(text: Text, broker: Broker) -> None:

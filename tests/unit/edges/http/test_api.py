@@ -166,8 +166,8 @@ async def test_a_queue_is_declared_filled_read_and_deleted(
         if value and labels == {"protocol": "http"}
     }
     assert found == {
-        "received": 2, "confirmed": 2, "delivered": 3, "delivered_get_manual_ack": 3,
-        "get_empty": 1, "redelivered": 1, "acknowledged": 1,
+        "received": 2, "received_confirm": 2, "routed": 2, "confirmed": 2, "delivered": 3,
+        "delivered_get_manual_ack": 3, "get_empty": 1, "redelivered": 1, "acknowledged": 1,
     }  # fmt: skip
     assert not any(value for *_, value in message_metrics(AMQP, broker.counters.of(AMQP)))
     await ok(api.delete("/queues/%2F/a%2Fb/contents"), 204)
