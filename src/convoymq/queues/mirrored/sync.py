@@ -20,8 +20,8 @@ from convoymq.queues.mirrored.copy_index import Kept
 from convoymq.queues.mirrored.instructions import SyncBegin, Synced, SyncEnd
 from convoymq.queues.mirrored.log import BroadcastLog
 
-BATCH_BYTES_MAX = 1 << 18
-WINDOW_BYTES_MIN, WINDOW_BYTES_MAX = 1 << 19, 1 << 22
+BATCH_BYTES_MAX = 1 << 16
+WINDOW_BYTES_MIN, WINDOW_BYTES_MAX = 1 << 17, 1 << 20
 """Bytes of batches that some mirror has not stored yet; one more batch may be under way."""
 SLOWER = 3
 """So many times as long as the quickest batch may one take. When it takes longer, batches wait for
