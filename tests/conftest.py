@@ -1,6 +1,7 @@
 """Ends tests that hang; holds what tests claim to provoke against what they did
-(`tests.provocation`); fails files that leave something behind for the next one of their process
-(`tests.process_state`); and the order in which the processes of pytest-xdist get files."""
+(`tests.provocation`); closes the connections that they abandon (`tests.abandoned`); fails files
+that leave something behind for the next one of their process (`tests.process_state`); and the order
+in which the processes of pytest-xdist get files."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import process_state, provocation
+from tests import abandoned, process_state, provocation
 from tests.patience import TEST_LIMIT_S
 from tests.provocation import Observed
 
@@ -30,6 +31,8 @@ STEADY = settings(
 settings.register_profile("steady", STEADY)
 settings.register_profile("random", STEADY, derandomize=False, print_blob=True)
 settings.load_profile("steady")
+
+abandoned.watch()
 
 HERE = Path(__file__).parent
 INTEROP_GROUPS = 6
@@ -138,6 +141,13 @@ def time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def abandoned_connections() -> Iterator[None]:
+    """Closes what a test opened with pika and left open; what a file or more shares stays."""
+    with abandoned.closed_at_the_end():
+        yield
 
 
 @pytest.fixture(autouse=True)
