@@ -24,7 +24,10 @@ def beside(size: int) -> Callable[[Run], dict[str, float]]:
 
     def measure(run: Run) -> dict[str, float]:
         ours, other = (throughput(run.load(size=size, protocol=each)) for each in BOTH)
-        return ours | {"share": ours["rate"] / other["rate"] * 100}
+        return ours | {
+            "share": ours["rate"] / other["rate"] * 100,
+            "cpu_share": ours["cpu"] / other["cpu"] * 100,
+        }
 
     return measure
 
@@ -103,6 +106,7 @@ CASES = (
                 rate_figure(10, None),
                 share_figure(85),
                 Figure(name="cpu", title="broker CPU per million", unit="s", kind="shown"),
+                Figure(name="cpu_share", title="CPU, of 0-9-1", unit="%", kind="shown"),
             ),
             setup=PLUGIN,
         )

@@ -13,7 +13,6 @@ cdef enum:
 cdef enum:
     # Type octet of the header frame.
     ENCODING_10 = 0x82
-    FRAME_HEAD = 8
     HEADER_FIELDS = 5
     TRANSFER_FIELDS = 11
     TAG_BYTES_MAX = 32

@@ -33,6 +33,14 @@ from cython.cimports.convoymq.kernels.amqp import (
     HEADER_PROPERTIES,
     PERSISTENT,
 )
+from cython.cimports.convoymq.kernels.amqp10_values import (
+    FRAME_HEAD,
+    PERFORMATIVE_DISPOSITION,
+    PERFORMATIVE_FLOW,
+    PERFORMATIVE_TRANSFER,
+    enter,
+    read_uint,
+)
 from cython.cimports.convoymq.kernels.batch import PublishTarget
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
@@ -60,60 +68,9 @@ from cython.cimports.cpython.bytearray import PyByteArray_AS_STRING
 from cython.cimports.libc import string
 from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
 
+_SETTLES = cython.declare(uint64_t, 1 << 32)
+
 # Values
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _enter(
-    p: cython.p_uchar,
-    at: cython.pointer(cython.Py_ssize_t),
-    end: cython.Py_ssize_t,
-    short: cython.int,
-    count: cython.pointer(uint32_t),
-) -> cython.Py_ssize_t:
-    """Enters the list (`short` 0xC0) or map (0xC1) at `at`: fills in where its items begin, and how
-    many it says to have, and returns its end; -1 = there is none, or it is cut off."""
-    i: cython.Py_ssize_t = at[0]
-    stop: cython.Py_ssize_t
-    if i < end and p[i] == 0x45 and short == 0xC0:
-        at[0] = i + 1
-        count[0] = 0
-        return i + 1
-    if end - i >= 3 and p[i] == short:
-        stop = i + 2 + cython.cast(cython.Py_ssize_t, p[i + 1])
-        count[0] = p[i + 2]
-        at[0] = i + 3
-    elif end - i >= 9 and p[i] == short + 0x10:
-        stop = i + 5 + cython.cast(cython.Py_ssize_t, load32(p + i + 1))
-        count[0] = load32(p + i + 5)
-        at[0] = i + 9
-    else:
-        return -1
-    return stop if at[0] <= stop and stop <= end else -1
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _read_uint(
-    p: cython.p_uchar,
-    at: cython.Py_ssize_t,
-    end: cython.Py_ssize_t,
-    number: cython.pointer(uint32_t),
-) -> cython.Py_ssize_t:
-    """Reads the uint at `at`. Returns the place behind it; -1 = there is none."""
-    if at >= end:
-        return -1
-    if p[at] == 0x43:
-        number[0] = 0
-        return at + 1
-    if p[at] == 0x52 and end - at >= 2:
-        number[0] = p[at + 1]
-        return at + 2
-    if p[at] == 0x70 and end - at >= 5:
-        number[0] = load32(p + at + 1)
-        return at + 5
-    return -1
 
 
 @cython.cfunc
@@ -202,7 +159,7 @@ def _read_header(
     closer look."""
     count: uint32_t = 0
     number: uint32_t = 0
-    stop: cython.Py_ssize_t = _enter(p, cython.address(at), end, 0xC0, cython.address(count))
+    stop: cython.Py_ssize_t = enter(p, cython.address(at), end, 0xC0, cython.address(count))
     if stop < 0 or count > HEADER_FIELDS:
         return -1
     i: uint32_t
@@ -223,7 +180,7 @@ def _read_header(
             found.priority = p[at + 1]
             at += 2
         else:
-            at = _read_uint(p, at, stop, cython.address(number))
+            at = read_uint(p, at, stop, cython.address(number))
             if at < 0:
                 return -1
             if i == 2:
@@ -271,7 +228,7 @@ def _read_properties(
     """Does the same for the properties."""
     count: uint32_t = 0
     number: uint32_t = 0
-    stop: cython.Py_ssize_t = _enter(p, cython.address(at), end, 0xC0, cython.address(count))
+    stop: cython.Py_ssize_t = enter(p, cython.address(at), end, 0xC0, cython.address(count))
     if stop < 0 or count > TEXTS:
         return -1
     text: cython.pointer(Text)
@@ -296,7 +253,7 @@ def _read_properties(
                     return -1
             at += 9
         elif i == AT_GROUP_SEQUENCE:
-            at = _read_uint(p, at, stop, cython.address(number))
+            at = read_uint(p, at, stop, cython.address(number))
         elif i == AT_USER_ID or p[at] != (
             0xA3 if i == AT_CONTENT_TYPE or i == AT_CONTENT_ENCODING else 0xA1
         ):
@@ -412,7 +369,7 @@ def _read_application_properties(
 ) -> cython.Py_ssize_t:
     """Does the same for the application properties."""
     count: uint32_t = 0
-    stop: cython.Py_ssize_t = _enter(p, cython.address(at), end, 0xC1, cython.address(count))
+    stop: cython.Py_ssize_t = enter(p, cython.address(at), end, 0xC1, cython.address(count))
     if stop < 0 or count % 2 or count > 2 * PAIRS_MAX:
         return -1
     keys: Text[PAIRS_MAX]
@@ -656,19 +613,19 @@ def _read_transfer(
     found: cython.pointer(PlainTransfer), p: cython.p_uchar, n: cython.Py_ssize_t
 ) -> cython.bint:
     """Reads a transfer that is a whole message; False = it needs a closer look."""
-    if n < 4 or p[0] != 0 or p[1] != 0x53 or p[2] != 0x14:
+    if n < 4 or p[0] != 0 or p[1] != 0x53 or p[2] != PERFORMATIVE_TRANSFER:
         return False
     at: cython.Py_ssize_t = 3
     count: uint32_t = 0
     number: uint32_t = 0
     tag: Text
-    stop: cython.Py_ssize_t = _enter(p, cython.address(at), n, 0xC0, cython.address(count))
+    stop: cython.Py_ssize_t = enter(p, cython.address(at), n, 0xC0, cython.address(count))
     if stop < 0 or count < 2 or count > TRANSFER_FIELDS:
         return False
-    at = _read_uint(p, at, stop, cython.address(found.handle))
+    at = read_uint(p, at, stop, cython.address(found.handle))
     if at < 0:
         return False
-    at = _read_uint(p, at, stop, cython.address(found.delivery_id))
+    at = read_uint(p, at, stop, cython.address(found.delivery_id))
     if at < 0:
         return False
     found.settled = False
@@ -684,7 +641,7 @@ def _read_transfer(
                 return False
             at = _read_bytes(p, at, stop, cython.address(tag))
         elif i == 3:
-            at = _read_uint(p, at, stop, cython.address(number))
+            at = read_uint(p, at, stop, cython.address(number))
         elif i == 6:
             if p[at] != 0x50 or stop - at < 2:
                 return False
@@ -704,24 +661,29 @@ def _read_transfer(
     return at == stop
 
 
-def next_transfer(data: bytearray, at: cython.Py_ssize_t):
+def next_plain(data: bytearray, at: cython.Py_ssize_t):
     n: cython.Py_ssize_t = len(data) - at
     if at < 0 or n < FRAME_HEAD + 4:
         return -1
     p: cython.p_uchar = cython.cast(cython.p_uchar, PyByteArray_AS_STRING(data)) + at
-    if p[4] != 2 or p[5] != 0 or p[8] != 0 or p[9] != 0x53 or p[10] != 0x14:
+    if p[4] != 2 or p[5] != 0 or p[8] != 0 or p[9] != 0x53:
+        return -1
+    channel: uint64_t = cython.cast(uint64_t, load16(p + 6)) << 33
+    number: uint32_t = 0
+    if p[10] == PERFORMATIVE_FLOW or p[10] == PERFORMATIVE_DISPOSITION:
+        return channel | _SETTLES
+    if p[10] != PERFORMATIVE_TRANSFER:
         return -1
     place: cython.Py_ssize_t = FRAME_HEAD + 3
-    number: uint32_t = 0
     if p[place] == 0xC0 and n > place + 3:
         place += 3
     elif p[place] == 0xD0 and n > place + 9:
         place += 9
     else:
         return -1
-    if _read_uint(p, place, n, cython.address(number)) < 0:
+    if read_uint(p, place, n, cython.address(number)) < 0:
         return -1
-    return (cython.cast(uint64_t, load16(p + 6)) << 32) | number
+    return channel | number
 
 
 def publish_plain(

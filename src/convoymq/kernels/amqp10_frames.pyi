@@ -7,9 +7,9 @@ def plain_content(payload: bytes) -> bytes | None:
     """Returns the content of a message as it is stored (`messages.amqp10.message.stored_of`, in
     encoding 2); None: it needs a closer look, or cannot be parsed."""
 
-def next_transfer(data: bytearray, at: int) -> int:
-    """Returns channel << 32 | handle of a transfer that begins at `at`; -1: something else does, or
-    too little of it is there."""
+def next_plain(data: bytearray, at: int) -> int:
+    """Returns what begins at `at`: channel << 33 | handle of a transfer, channel << 33 | 1 << 32 of
+    a disposition or flow; -1: something else does, or too little of it is there."""
 
 def publish_plain(
     data: bytearray,

@@ -57,7 +57,7 @@ class Amqp10Config(Section):
     """Smallest limit that a client may announce, bytes: the standard's."""
     client_idle_timeout_least_ms: int = 1000
     """Shortest idle time-out that a client may ask for."""
-    incoming_window: int = 400
+    incoming_window: int = 2048
     """Transfers that a client may send in a session before it hears again."""
     link_credit_large: int = 170
     """The same when messages are large."""

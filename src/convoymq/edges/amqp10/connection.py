@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """One AMQP 1.0 connection: input and output, pauses, sessions, idle time, closing. Its states are
 in `states`, the handshake in `opening`.
 
@@ -24,7 +25,15 @@ from convoymq.edges.amqp10.errors import (
     connection_fault,
     fault_of,
 )
-from convoymq.edges.amqp10.frames import AMQP, HEADER_BYTES, SASL, Frame, FrameReader, frame
+from convoymq.edges.amqp10.frames import (
+    AMQP,
+    HEADER_BYTES,
+    SASL,
+    SETTLES,
+    Frame,
+    FrameReader,
+    frame,
+)
 from convoymq.edges.amqp10.lists import session_row
 from convoymq.edges.amqp10.performatives import (
     Begin,
@@ -117,7 +126,9 @@ class Connection(ClientConnection):
         self.channel_max = settings.session_max - 1
         self.peer_open: Open | None = None
         self.peer_frame_max = settings.initial_frame_max
-        self.output = bytearray()
+        self._output: list[bytes] = []
+        self._waiting_bytes = 0
+        """Of the output, which is joined when it is written."""
         self.kept_bytes = 0
         """Output that the shell keeps until the socket takes it."""
         self.unfinished_bytes = 0
@@ -162,8 +173,9 @@ class Connection(ClientConnection):
     def take_output(self) -> bytes:
         """Returns the output, which is written now."""
         self.flush_outcomes()
-        data = bytes(self.output)
-        self.output.clear()
+        data = b"".join(self._output)
+        self._output.clear()
+        self._waiting_bytes = 0
         self.sent += len(data)
         return data
 
@@ -187,7 +199,7 @@ class Connection(ClientConnection):
     @property
     def output_bytes(self) -> int:
         """Returns how much output waits."""
-        return self.kept_bytes + len(self.output)
+        return self.kept_bytes + self._waiting_bytes
 
     @property
     def output_room(self) -> int:
@@ -204,9 +216,10 @@ class Connection(ClientConnection):
         """Appends bytes to the output."""
         if self._down:
             return
-        if not self.output:
+        if not self._output:
             self.shell.want_flush()
-        self.output += data
+        self._output.append(data)
+        self._waiting_bytes += len(data)
 
     def send_frame(self, channel: int, body: bytes, kind: int = AMQP) -> None:
         """Appends a frame to the output."""
@@ -218,7 +231,7 @@ class Connection(ClientConnection):
 
     def want_outcomes(self, session: Session) -> None:
         """Has the outcomes of a session's publishes sent with the next output."""
-        if not self._dirty and not self.output:
+        if not self._dirty and not self._output:
             self.shell.want_flush()
         self._dirty.add(session)
 
@@ -278,11 +291,15 @@ class Connection(ClientConnection):
         return True
 
     def _take_plain(self) -> bool:
-        """Works through transfers to one link that need no closer look. Returns whether there were
-        any."""
-        found = self._reader.transfer()
-        session = self.sessions_open.get(found >> 32) if found >= 0 else None
-        return session is not None and session.take_plain(found & WINDOW_MAX, self._reader)
+        """Works through transfers to one link, or dispositions and flows, that need no closer look.
+        Returns whether there were any."""
+        found = self._reader.plain()
+        session = self.sessions_open.get(found >> 33) if found >= 0 else None
+        if session is None:
+            return False
+        if found & SETTLES:
+            return session.take_settlements(self._reader)
+        return session.take_plain(found & WINDOW_MAX, self._reader)
 
     def _on_frame(self, found: Frame) -> None:
         wanted = SASL if self.state is State.SASL else AMQP
@@ -438,7 +455,7 @@ class Connection(ClientConnection):
         """Sends a heartbeat where nothing else was sent."""
         if self.state is not State.OPEN:
             return
-        sent = self.sent + len(self.output)
+        sent = self.sent + self._waiting_bytes
         if sent == self._seen_sent:
             self.send_frame(0, b"")
             sent += HEADER_BYTES

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """All AMQP 1.0 connections of one node."""
 
 from __future__ import annotations

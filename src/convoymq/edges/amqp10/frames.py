@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Frames of AMQP 1.0: reading and writing, sans IO."""
 
 from __future__ import annotations
@@ -5,7 +6,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from convoymq.kernels.amqp10_frames import next_transfer, publish_plain
+from convoymq.kernels.amqp10_frames import next_plain, publish_plain
+from convoymq.kernels.amqp10_settlements import read_settlements
 from convoymq.kernels.batch import PublishTarget
 from convoymq.kernels.message_sizes import MessageSizes
 from convoymq.model.errors import FrameFault
@@ -13,6 +15,8 @@ from convoymq.model.errors import FrameFault
 AMQP, SASL = 0, 1
 """Types of frames."""
 HEADER_BYTES = 8
+SETTLES = 1 << 32
+"""Mark of dispositions and flows (`FrameReader.plain`)."""
 DATA_OFFSET = 2
 """Size of the header of a frame that is written here, in words of 4 bytes."""
 
@@ -75,9 +79,9 @@ class FrameReader:
         data = self.take(size)
         return None if data is None else Frame(kind, channel, data[offset * 4 :])
 
-    def transfer(self) -> int:
-        """Returns channel << 32 | handle of a transfer that comes next; -1: something else does."""
-        return next_transfer(self._data, self._at)
+    def plain(self) -> int:
+        """Returns what comes next, as `next_plain` does."""
+        return next_plain(self._data, self._at)
 
     def publish_plain(
         self,
@@ -101,6 +105,17 @@ class FrameReader:
             self._data, self._at, self.frame_max, *place, *most, names, target, tag, sizes
         )
         return count, first, settled
+
+    def settlements(
+        self, channel: int, next_outgoing_id: int
+    ) -> tuple[list[tuple[int, int]], bytes, tuple[int, ...] | None] | None:
+        """Takes dispositions and flows that need no closer look. Returns ranges of delivery ids,
+        the bytes of their outcome, and the fields of a link's flow; None: there are none."""
+        found = read_settlements(self._data, self._at, self.frame_max, channel, next_outgoing_id)
+        if found is None:
+            return None
+        self._at, *taken = found
+        return tuple(taken)
 
     @property
     def waiting(self) -> int:

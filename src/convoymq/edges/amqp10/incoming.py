@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Links on which a client sends: deliveries of several transfers, and credit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Dispositions of consumers: outcomes of deliveries, as queues know them.
 
 | outcome                        | queue                                                      |
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from convoymq.edges.amqp10.errors import INVALID_FIELD, session_fault
@@ -23,9 +25,10 @@ from convoymq.edges.amqp10.performatives import (
     Rejected,
     Released,
     TransactionalState,
+    composite_of,
 )
 from convoymq.edges.amqp10.serial import following
-from convoymq.messages.amqp10.values import Symbol, Value, encode
+from convoymq.messages.amqp10.values import Described, Symbol, Value, decode, encode
 from convoymq.queues.interface import Modification
 
 if TYPE_CHECKING:
@@ -52,20 +55,7 @@ def on_disposition(session: Session, disposition: Disposition) -> None:
     if isinstance(state, TransactionalState):
         _retire(session, state, first, last, settled=disposition.settled)
         return
-    settle = settle_of(state)
-    if settle is None:
-        raise session_fault(INVALID_FIELD, f"unexpected delivery state in DISPOSITION: {state}")
-    found = session.unsettled.take(first, last)
-    if not found:
-        return
-    by_link: dict[Sender, list[tuple[int, int]]] = {}
-    for run in found:
-        by_link.setdefault(run.link, []).append(run.message_ids)
-    for link, ids in by_link.items():
-        settle(link, ranges(ids))
-    if isinstance(state, Accepted):
-        session.connection.counters.acknowledged += sum(run.count for run in found)
-    if not disposition.settled:
+    if _settle(session, ((first, last),), state) and not disposition.settled:
         session.send(
             Disposition(
                 role=False,
@@ -76,6 +66,38 @@ def on_disposition(session: Session, disposition: Disposition) -> None:
             )
         )
     session.pump()
+
+
+def settle_ranges(session: Session, ranges: Sequence[tuple[int, int]], outcome: bytes) -> None:
+    """Does the same for ranges of deliveries that their client has settled.
+
+    Args:
+        outcome: as it was sent; without annotations and errors.
+    """
+    _settle(session, ranges, _state_of(outcome))
+
+
+@lru_cache(maxsize=64)
+def _state_of(outcome: bytes) -> Value:
+    described, _ = decode(outcome, 0, len(outcome))
+    assert isinstance(described, Described)
+    return composite_of(described)
+
+
+def _settle(session: Session, ranges: Sequence[tuple[int, int]], state: Value) -> bool:
+    """Tells queues one outcome of deliveries. Returns whether there were any. Raises Fault."""
+    settle = settle_of(state)
+    if settle is None:
+        raise session_fault(INVALID_FIELD, f"unexpected delivery state in DISPOSITION: {state}")
+    found = [run for first, last in ranges for run in session.unsettled.take(first, last)]
+    by_link: dict[Sender, list[tuple[int, int]]] = {}
+    for run in found:
+        by_link.setdefault(run.link, []).append(run.message_ids)
+    for link, ids in by_link.items():
+        settle(link, ranges_of(ids))
+    if isinstance(state, Accepted):
+        session.connection.counters.acknowledged += sum(run.count for run in found)
+    return bool(found)
 
 
 def _retire(
@@ -90,7 +112,7 @@ def _retire(
     session.pump()
 
 
-def ranges(ids: Iterable[tuple[int, int]]) -> list[int]:
+def ranges_of(ids: Iterable[tuple[int, int]]) -> list[int]:
     """Returns ranges of ids in ascending order (first, last, …), as few as possible."""
     found: list[int] = []
     for first, last in sorted(ids):

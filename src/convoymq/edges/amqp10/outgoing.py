@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Links on which a client receives: credit, and transfers as far as the client takes them.
 
 A link that has no queue (`Direct`) hands on what is given to it, settled: nobody keeps it.

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Links of publishers: messages of several transfers, routes, outcomes, credit.
 
 Most messages are one transfer to one queue, and ask for nothing: runs of them go from the input

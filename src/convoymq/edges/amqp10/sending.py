@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Links of consumers: credit, drain, echo, and transfers of what queues hand out.
 
 The queue gets an absolute limit: so many messages in all. It is a part ahead of what was sent, so
@@ -179,9 +180,12 @@ class Sender(Outgoing):
             self._early = flow
             return
         self.take_credit(flow)
-        self._drains = flow.drain
+        drained, self._drains = self._drains, flow.drain
         self._echoes |= flow.echo
-        self._ask()
+        if drained or flow.drain or self._echoes or self._limit - self._sent > self.credit:
+            self._ask()
+        else:
+            self.top_up()
 
     def _ask(self) -> None:
         """Tells the queue how many messages it may hand out."""
@@ -208,7 +212,7 @@ class Sender(Outgoing):
         if (
             self.state is LinkState.ATTACHED
             and not self._asked
-            and ahead_of * 2 <= self._ahead_max
+            and ahead_of * 2 <= min(self.credit, self._ahead_max)
             and ahead_of < self.credit
         ):
             if self._is_full():
@@ -312,7 +316,7 @@ class Sender(Outgoing):
             self.client.remove(self.number)
         elif ids:
             # The queue has ended the consumer, and what it holds is still its own.
-            self.client.return_(self.number, outcomes.ranges(ids), failed=False, untried=True)
+            self.client.return_(self.number, outcomes.ranges_of(ids), failed=False, untried=True)
 
     def end(self) -> None:
         """Ends without a word."""

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Serial numbers of 32 bits (RFC 1982), pure."""
 
 from __future__ import annotations

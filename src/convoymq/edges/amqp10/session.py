@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """One session: windows, delivery ids, dispositions, and what the queues say. Its links are in
 `links`, `receiving` and `sending`. Its states are in `states`.
 
@@ -56,6 +57,20 @@ if TYPE_CHECKING:
     from convoymq.edges.amqp10.management import Pair
 
 log = structlog.get_logger()
+
+
+def link_flow(fields: tuple[int, ...]) -> Flow:
+    """Returns the flow of a link with these fields, up to its credit."""
+    incoming_id, incoming, outgoing_id, outgoing, handle, counted, credit = fields
+    return Flow(
+        next_incoming_id=incoming_id,
+        incoming_window=incoming,
+        next_outgoing_id=outgoing_id,
+        outgoing_window=outgoing,
+        handle=handle,
+        delivery_count=counted,
+        link_credit=credit,
+    )
 
 
 class Session:
@@ -143,19 +158,20 @@ class Session:
             if isinstance(performative, End):
                 self.enter(SessionState.ENDED)
             return
+        self._guard(performative.NAME, lambda: self._serve(performative, payload))
+
+    def _guard(self, name: str, work: Callable[[], None]) -> None:
+        """Serves a performative, whose errors end the session. Raises Fault: it ends the
+        connection."""
         try:
-            self._serve(performative, payload)
+            work()
         except BrokerError as error:
             fault = fault_of(error, Scope.SESSION)
             if fault.scope is Scope.CONNECTION:
                 raise
             self.fail(fault)
         except Exception:
-            log.exception(
-                "amqp.method_failed",
-                connection=self.connection.name,
-                method=performative.NAME,
-            )
+            log.exception("amqp.method_failed", connection=self.connection.name, method=name)
             self.fail(session_fault(INTERNAL_ERROR, "internal error"))
 
     def _serve(self, performative: Composite, payload: bytes) -> None:
@@ -266,6 +282,27 @@ class Session:
         self.next_incoming_id = following(self.next_incoming_id, count)
         link.renew_credit()
         self._renew_window()
+        return True
+
+    def take_settlements(self, reader: FrameReader) -> bool:
+        """Serves dispositions and flows that come next and need no closer look. Returns whether
+        there were any."""
+        if self.state is not SessionState.MAPPED:
+            return False
+        found = reader.settlements(self.channel, self.next_outgoing_id)
+        if found is None:
+            return False
+        ranges, outcome, flow = found
+
+        def settle() -> None:
+            outcomes.settle_ranges(self, ranges, outcome)
+            if flow is None:
+                self.pump()
+
+        if ranges:
+            self._guard(Disposition.NAME, settle)
+        if flow is not None:
+            self.handle(link_flow(flow), b"")
         return True
 
     def _renew_window(self) -> None:

@@ -93,7 +93,7 @@ class Retired(NamedTuple):
     @property
     def ranges(self) -> list[int]:
         """Returns the ids of the messages."""
-        return outcomes.ranges((each, each) for _, each in self.deliveries)
+        return outcomes.ranges_of((each, each) for _, each in self.deliveries)
 
 
 class Work:

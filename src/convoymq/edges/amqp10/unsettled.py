@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Deliveries of one session that wait for their outcome.
 
 They lie in runs: deliveries of one link, whose ids and message ids follow each other. Runs are in

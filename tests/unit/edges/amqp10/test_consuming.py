@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from convoymq.edges.amqp10.config import Amqp10Config
+from convoymq.edges.amqp10.frames import FrameReader, frame
 from convoymq.edges.amqp10.performatives import (
     Accepted,
     Attach,
@@ -23,11 +27,12 @@ from convoymq.edges.amqp10.performatives import (
     Target,
     Transfer,
 )
+from convoymq.edges.amqp10.session import Session
 from convoymq.messages.amqp091 import Properties
 from convoymq.messages.amqp10.values import Described, Int, Symbol, Timestamp, ULong, decode, encode
 from convoymq.messages.record import content_of, names_of
 from convoymq.model.tables import Table
-from tests.unit.edges.amqp10.fakes import Client, CreditQueue, FakeBroker, message, of_kind
+from tests.unit.edges.amqp10.fakes import WINDOW, Client, CreditQueue, FakeBroker, message, of_kind
 
 
 async def fill(client: Client, queue: str, *bodies: bytes) -> None:
@@ -323,6 +328,117 @@ async def test_a_state_that_is_no_outcome_ends_the_session(
     (end,) = await client.heard()
     assert end.error.condition == "amqp:invalid-field"
     assert len(queue.ready) == 3
+
+
+NOTES: dict[object, object] = {Symbol("x-a"): 1}
+SETTLING: list[Any] = [
+    *(Accepted(), Accepted(), Released(), Rejected(), Modified(delivery_failed=True)),
+    *(Modified(undeliverable_here=True), Modified(message_annotations=NOTES)),
+]
+
+
+def _settling(kinds: list[tuple[int, int, int]]) -> bytes:
+    """Returns dispositions of a range each, or flows of a link."""
+    return b"".join(
+        frame(
+            0,
+            (
+                Disposition(
+                    role=True, first=first, last=first + more, settled=True, state=SETTLING[kind]
+                )
+                if kind < len(SETTLING)
+                else Flow(
+                    next_incoming_id=first,
+                    incoming_window=WINDOW,
+                    next_outgoing_id=0,
+                    outgoing_window=WINDOW,
+                    handle=more % 2,
+                    delivery_count=0,
+                    # It only grows: a queue may have used what is taken back.
+                    link_credit=5 + place,
+                    echo=kind > len(SETTLING),
+                )
+            ).encoded(),
+        )
+        for place, (kind, first, more) in enumerate(kinds)
+    )
+
+
+async def _settled(data: bytes, step: int) -> tuple[Any, ...]:
+    """Returns what a client hears, in any order of its links, and what a queue is told after this
+    input, which comes in parts."""
+    client = Client(FakeBroker())
+    queue = client.broker.queue("q")
+    await client.open()
+    await client.begin()
+    await fill(client, "q", *(b"%d" % k for k in range(20)))
+    for handle in (0, 1):
+        await client.attach_receiver("/queues/q", handle)
+        client.credit(5, handle)
+    await client.heard()
+    for at in range(0, len(data), step):
+        client.write(data[at : at + step])
+    found = await client.heard()
+    told = [
+        (name, number, each, *more)
+        for name, number, ids, *more in calls(queue, "settle", "return", "discard")
+        for first, last in zip(ids[::2], ids[1::2], strict=True)
+        for each in range(first, last + 1)
+    ]
+    told.sort(key=lambda each: each[1:3])
+    heard = [
+        (type(each).__name__, each.handle, getattr(each, "delivery_tag", b"")) for each in found
+    ]
+    return sorted(heard), told, client.connection.counters.acknowledged
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 10), st.integers(0, 5)), max_size=12),
+    st.sampled_from([1, 7, 100]),
+)
+def test_runs_of_outcomes_and_flows_are_as_one_by_one(
+    kinds: list[tuple[int, int, int]], step: int
+) -> None:
+    """What no kernel looks at tells how it has to be."""
+    data = _settling(kinds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FrameReader, "plain", lambda _self: -1)
+        expected = asyncio.run(_settled(data, len(data) or 1))
+    assert asyncio.run(_settled(data, len(data) or 1)) == expected
+    assert asyncio.run(_settled(data, step)) == expected
+
+
+async def test_outcomes_of_one_input_are_told_at_once(
+    client: Client, queue: CreditQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.attach_receiver("/queues/q")
+    client.credit(3)
+    await client.heard()
+    monkeypatch.setattr(Session, "_serve", None)
+    client.write(_settling([(0, 0, 0), (0, 1, 0), (0, 2, 0)]))
+    assert calls(queue, "settle") == [("settle", 1, [0, 2])]
+
+
+async def test_a_queue_is_asked_again_when_half_of_the_credit_is_used(
+    client: Client, queue: CreditQueue
+) -> None:
+    await fill(client, "q", *(b"%d" % k for k in range(5)))
+    client.payloads.clear()
+    await client.attach_receiver("/queues/q")
+    client.credit(20)
+    assert len(transfers(await client.heard())) == 8
+    client.credit(20, counted=8)
+    await client.heard()
+    await fill(client, "q", b"x", b"y")
+    client.credit(20, counted=10)
+    await fill(client, "q", b"z")
+    assert len(transfers(await client.heard())) == 0
+    assert len(client.payloads) == 11
+    assert [each[2] for each in calls(queue, "grant")] == [20, 30]
+    # Less than what the queue was told is told at once.
+    client.credit(3, counted=11)
+    assert calls(queue, "grant")[-1][2] == 14
 
 
 # Ends

@@ -253,7 +253,7 @@ async def test_an_alarm_closes_the_window_and_gives_no_credit(client: Client) ->
     broker.alarms.effective = frozenset()
     client.connection.set_alarms()
     flows = of_kind(await client.heard(), Flow)
-    assert [each.incoming_window for each in flows] == [400, 400]
+    assert [each.incoming_window for each in flows] == [2048, 2048]
     assert flows[1].link_credit == 2000
 
 
@@ -467,7 +467,7 @@ def test_runs_of_plain_messages_are_as_one_by_one(
     """What no kernel looks at tells how it has to be: outcomes, flows, records, counters."""
     data = _plain_input(kinds)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FrameReader, "transfer", lambda _self: -1)
+        patch.setattr(FrameReader, "plain", lambda _self: -1)
         expected = asyncio.run(_published(data, len(data) or 1))
     assert asyncio.run(_published(data, len(data) or 1)) == expected
     assert asyncio.run(_published(data, step)) == expected
