@@ -352,6 +352,15 @@ class Modified(Composite):
     message_annotations: dict[Value, Value] | None = _may(_MAP, None)
 
 
+def accepted(first: int, last: int) -> bytes:
+    """Returns the bytes of a disposition that tells a publisher that messages were taken: those of
+    `Disposition`, without its table."""
+    numbers = first.to_bytes(4, "big") + (
+        b"\x40" if first == last else b"\x70" + last.to_bytes(4, "big")
+    )
+    return b"\0\x53\x15\xc0%c\x05\x41\x70%b\x41\0\x53\x24\x45" % (8 + len(numbers), numbers)
+
+
 OUTCOMES = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
 """Symbols of the outcomes that consumers may use."""
 

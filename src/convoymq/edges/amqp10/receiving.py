@@ -40,6 +40,7 @@ from convoymq.edges.amqp10.performatives import (
     Released,
     TransactionalState,
     Transfer,
+    accepted,
 )
 from convoymq.edges.amqp10.serial import following, messages_ahead
 from convoymq.edges.amqp10.states import LinkState
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
 
 _NEVER = -1
 """No route cache version."""
+_ACCEPTED = Accepted()
+_RANKS: list[type[Composite]] = [Rejected, Released, Accepted]
+"""Outcomes in the order in which clients are told."""
 
 
 def _window_of(settings: Amqp10Config, size: int) -> int:
@@ -362,7 +366,7 @@ class Publishes:
         counters.confirmed += taken
         counters.returned_unroutable += not taken
         assert first.delivery_id is not None
-        self.settle(first.delivery_id, Accepted() if taken else Released())
+        self.settle(first.delivery_id, _ACCEPTED if taken else Released())
 
     def _trace(self, exchange: str, message: CheckedMessage, queues: Sequence[Queue]) -> None:
         session = self._session
@@ -465,7 +469,7 @@ class Publishes:
     def _told(self, found: _Unconfirmed) -> None:
         count = found.last - found.first + 1
         # A queue that was deleted has taken nothing.
-        taken: Composite = Accepted() if found.accepted else Released()
+        taken: Composite = _ACCEPTED if found.accepted else Released()
         if found.accepted and found.refused is None:
             self._session.connection.counters.confirmed += count
         self.settle(found.delivery_id, found.refused or taken, count)
@@ -482,18 +486,24 @@ class Publishes:
     def flush(self) -> None:
         """Tells the client the outcomes so far: rejected, released, accepted."""
         outcomes, self._outcomes = self._outcomes, []
-        for kind in (Rejected, Released, Accepted):
-            same = [each for each in outcomes if isinstance(each[2], kind)]
-            for first, last, outcome in _joined(same):
-                self._session.send(
-                    Disposition(
-                        role=True,
-                        first=first,
-                        last=last if last != first else None,
-                        settled=True,
-                        state=outcome,
-                    )
+        session = self._session
+        for first, last, outcome in _joined(sorted(outcomes, key=_rank)):
+            if outcome is _ACCEPTED:
+                session.connection.send_frame(session.channel, accepted(first, last))
+                continue
+            session.send(
+                Disposition(
+                    role=True,
+                    first=first,
+                    last=last if last != first else None,
+                    settled=True,
+                    state=outcome,
                 )
+            )
+
+
+def _rank(told: tuple[int, int, Composite]) -> int:
+    return _RANKS.index(type(told[2]))
 
 
 def _joined(outcomes: Sequence[tuple[int, int, Composite]]) -> list[tuple[int, int, Composite]]:

@@ -16,6 +16,7 @@ from convoymq.edges.amqp10.performatives import (
     Begin,
     Close,
     Composite,
+    Disposition,
     Error,
     Flow,
     Modified,
@@ -23,6 +24,7 @@ from convoymq.edges.amqp10.performatives import (
     Source,
     Target,
     Transfer,
+    accepted,
     read,
 )
 from convoymq.messages.amqp10.values import Array, Described, Symbol, UInt, ULong, encode
@@ -154,3 +156,11 @@ def test_the_table_is_that_of_the_standard() -> None:
     assert Open(container_id="").channel_max == 65535
     assert Begin(next_outgoing_id=0, incoming_window=0, outgoing_window=0).handle_max == 2**32 - 1
     assert not Flow(incoming_window=0, next_outgoing_id=0, outgoing_window=0).drain
+
+
+@pytest.mark.parametrize("ids", [(0, 0), (1, 255), ((1 << 32) - 1, 7)])
+def test_a_disposition_without_the_table_is_one(ids: tuple[int, int]) -> None:
+    first, last = ids
+    told = last if last != first else None
+    found = Disposition(role=True, first=first, last=told, settled=True, state=Accepted())
+    assert read(accepted(first, last)) == (found, b"")
