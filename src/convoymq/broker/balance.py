@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from convoymq.metadata.placement import Places, spread
 
 LOAD_TOLERANCE = 0.05
 """Leaders are not moved for less than this share of the mean load of a node."""
@@ -151,20 +153,6 @@ def _nearest(
     return below if wanted - below[0] <= above[0] - wanted else above
 
 
-def next_member(
-    members: Collection[int], candidates: Iterable[int], replicas: Mapping[int, int]
-) -> int:
-    """Returns the node that a group gets as its next member: the one with fewest replicas; 0 =
-    none.
-
-    Args:
-        candidates: nodes that run and are not drained.
-        replicas: replicas per node; a missing node has none.
-    """
-    free = [node for node in candidates if node not in members]
-    return min(free, key=lambda node: (replicas.get(node, 0), node), default=0)
-
-
 @dataclass(frozen=True, slots=True)
 class MemberStep:
     """One change of a group's members; a node that is 0 is not meant."""
@@ -180,6 +168,7 @@ def reconciling_step(
     cluster: Collection[int],
     candidates: Collection[int],
     replicas: Mapping[int, int],
+    places: Places,
     auto_remove: bool = False,
 ) -> MemberStep | None:
     """Returns the next change of a group that should have `target` members; None = there is none.
@@ -200,8 +189,8 @@ def reconciling_step(
     free = [node for node in candidates if node not in members]
     if len(members) >= target or (len(members) % 2 == 1 and len(free) < 2):
         return None
-    node = next_member(members, free, replicas)
-    return MemberStep(add=node) if node else None
+    found = spread(free, places, members=members, replicas=replicas)
+    return MemberStep(add=found[0]) if found else None
 
 
 def grows(members: Collection[int], strategy: Strategy) -> bool:

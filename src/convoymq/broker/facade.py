@@ -297,6 +297,7 @@ class Broker:
             running_nodes=self.nodes.for_placement,
             incarnation_of=self._incarnation_of,
             load=lambda: self.metadata.tree.queue_index.replicas,
+            places=self.metadata.tree.places,
             note=self.host.note,
             read_tree=self.metadata.read,
             changed=self.local.changed,

@@ -7,10 +7,10 @@ the nodes open or drop their replicas. Asking twice is harmless (ADR 0041).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 
-from convoymq.broker.balance import Strategy, choose_successor, grows, next_member
+from convoymq.broker.balance import Strategy, choose_successor, grows
 from convoymq.broker.group_requests import (
     AGAIN,
     DONE,
@@ -26,6 +26,7 @@ from convoymq.broker.ring_recovery import RingRecovery
 from convoymq.broker.selection import ALL, Selection, check_group
 from convoymq.metadata.machine import QueueRecord
 from convoymq.metadata.members import MembershipManager
+from convoymq.metadata.placement import spread
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.interface import Row
 
@@ -180,7 +181,7 @@ class QueueMembership(GroupOperations):
             size = len(record.members)
             members = list(record.members)
             while size < count:
-                node = next_member(members, self._nodes.for_placement(), replicas)
+                node = self._next_member(members, self._nodes.for_placement(), replicas)
                 if not node:
                     raise PreconditionFailed("no other node runs")
                 replicas[node] = replicas.get(node, 0) + 1
@@ -227,7 +228,8 @@ class QueueMembership(GroupOperations):
                 return 0
             if len(record.members) <= size_of(record):
                 running = [each for each in self._nodes.for_placement() if each != node]
-                by = next_member(record.members, running, replicas)
+                left = [each for each in record.members if each != node]
+                by = self._next_member(left, running, replicas)
                 replicas[by] = replicas.get(by, 0) + 1
             try:
                 return await self._change(
@@ -252,6 +254,13 @@ class QueueMembership(GroupOperations):
         return await self._for_each(
             waiting, lambda record: self._rings.release(record, 0, forced=True)
         )
+
+    def _next_member(
+        self, members: Collection[int], candidates: Collection[int], replicas: Mapping[int, int]
+    ) -> int:
+        """Returns the node that a queue gets as its next member; 0 = there is none."""
+        found = spread(candidates, self._tree.places(), members=members, replicas=replicas)
+        return found[0] if found else 0
 
     def _selected(self, selection: Selection) -> list[QueueRecord]:
         found = [record for record in self._tree.records() if selection.matches(record)]

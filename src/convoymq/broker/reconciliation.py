@@ -130,6 +130,7 @@ class MembershipReconciliation(GroupOperations):
             cluster=self._tree.nodes.keys(),
             candidates=candidates,
             replicas=replicas,
+            places=self._tree.places(),
             auto_remove=self._settings.auto_remove,
         )
 

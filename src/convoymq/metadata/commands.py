@@ -258,7 +258,8 @@ class PutNode(_Command, frozen=True, tag="node_put"):
     """A node of the cluster started, or told its addresses.
 
     A higher incarnation than the known one means a restart: what lived only in that node's
-    memory is gone.
+    memory is gone. `zone`, `machine` (0: the node is one) and `process`: see `NodeRecord`;
+    since version 8, before that who proposes takes them away.
     """
 
     id: int
@@ -268,6 +269,9 @@ class PutNode(_Command, frozen=True, tag="node_put"):
     directory: str = ""
     release: str = ""
     supports: dict[str, tuple[int, int]] = {}
+    zone: str = ""
+    machine: int = 0
+    process: int = 1
 
 
 class ForgetNode(_Command, frozen=True, tag="node_forget"):

@@ -8,13 +8,15 @@ the members that its group has committed. So it does not matter who dies in betw
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
-from convoymq.metadata.commands import SetMembers
+from convoymq.metadata.commands import PutNode, SetMembers
 from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
+from convoymq.metadata.placement import spread
 from convoymq.metadata.replicas import Host, Replica
+from convoymq.metadata.snapshot import ZONES_VERSION
 from convoymq.metadata.store import MetadataStore
 from convoymq.model.errors import BrokerError, EntryGone, NotFound, PreconditionFailed
 from convoymq.replication.raft.membership import Membership
@@ -27,6 +29,17 @@ TICKS_SETTLED = 50
 ANSWER_MS = 5000
 SHORT_TICKS = 10
 """So often it is looked whether a recovered group that is too small can be filled up."""
+
+
+class OwnPlace(NamedTuple):
+    """Where a node is, as `PutNode` says it."""
+
+    zone: str
+    machine: int
+    process: int
+
+
+NOWHERE = OwnPlace("", 0, 1)
 
 
 class LinkTable(Protocol):
@@ -67,11 +80,13 @@ class MembershipManager:
         links: LinkTable,
         on_removed: Callable[[], None],
         directory: str = "",
+        place: OwnPlace = NOWHERE,
     ) -> None:
         """
         Args:
             on_removed: called when this node itself is no part of the cluster any more.
             directory: id of this node's data directory; "" = it has none.
+            place: where this node is.
         """
         self._broker = broker
         self._host = host
@@ -80,6 +95,8 @@ class MembershipManager:
         self._links = links
         self._on_removed = on_removed
         self._directory = directory
+        self._place = place
+        self._placing = False
         self._open: dict[int, int] = {}
         """Groups that may not be in step, and for how many ticks they have been so."""
         self._short: set[int] = set()
@@ -132,6 +149,7 @@ class MembershipManager:
             self._on_removed()
             return
         self._admit()
+        self._record_place()
         self._ticks += 1
         if self._short and self._ticks % SHORT_TICKS == 0:
             # A node may have become free, or this one may lead by now.
@@ -210,13 +228,42 @@ class MembershipManager:
                 self._host.add_member(0, node)
                 return
 
+    def _record_place(self) -> None:
+        """Records zone and process of this node when the version of the tree that has them came
+        into force after its start."""
+        record = self._tree.nodes.get(self._broker.node_id)
+        if record is None or self._placing or self._tree.version < ZONES_VERSION:
+            return
+        zone, machine, process = self._place
+        machine = machine or record.id
+        if (record.zone, record.machine, record.process) == (zone, machine, process):
+            return
+
+        def done(_reply: object, _error: BrokerError | None) -> None:
+            self._placing = False
+
+        self._placing = True
+        command = PutNode(
+            id=record.id,
+            name=record.name,
+            incarnation=record.incarnation,
+            addresses=record.addresses,
+            directory=self._tree.directories[record.id],
+            release=record.release,
+            supports=record.supports,
+            zone=zone,
+            machine=machine,
+            process=process,
+        )
+        self._store.submit(command, done, ANSWER_MS)
+
     def _substitute(
         self, record: QueueRecord, members: Collection[int], load: dict[int, int]
     ) -> int:
         """Returns a running node that takes the place of a forgotten one; 0 = none is free or
         needed."""
         forgotten = self._tree.forgotten
-        left = sum(1 for node in members if node not in forgotten)
+        left = [node for node in members if node not in forgotten]
         free = [
             node
             for node in self._broker.placement_nodes()
@@ -225,9 +272,10 @@ class MembershipManager:
             # One with an older release may not know the rules that the group has in force.
             and not self._host.member_refusal(record.group, node)
         ]
-        if not free or left >= self._broker.group_size_of(record):
+        if not free or len(left) >= self._broker.group_size_of(record):
             return 0
-        return min(free, key=lambda node: (load.get(node, 0), node))
+        (found,) = spread(free, self._tree.places(), members=left, replicas=load)
+        return found
 
     def _record_members(self, replica: Replica, record: QueueRecord, ticks: int) -> None:
         core = replica.core

@@ -142,6 +142,9 @@ class Nodes:
             addresses=dict(command.addresses),
             release=command.release,
             supports=dict(command.supports),
+            zone=command.zone,
+            machine=command.machine or command.id,
+            process=command.process,
         )
         if known is None or command.incarnation > known.incarnation:
             self._begin_incarnation(command.id, command.incarnation)

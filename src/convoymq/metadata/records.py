@@ -118,6 +118,12 @@ class NodeRecord:
     release: str = ""
     supports: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Lowest and highest machine version that it knows, per kind of machine."""
+    zone: str = ""
+    """What fails together with the node; "" = not recorded. Since version 8."""
+    machine: int
+    """Number of its machine: that of the node which is its process 1."""
+    process: int = 1
+    """Number among the processes of its machine. Since version 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,8 @@ MIGRATIONS_VERSION = 6
 """The version of the machine since which queues migrate to another type."""
 VIEWS_VERSION = 6
 """The version of the machine since which there are rings of mirrored queues."""
+ZONES_VERSION = 8
+"""The version of the machine since which nodes record their zone and process."""
 
 
 class TreeState(TypedDict):
@@ -83,6 +85,8 @@ class TreeState(TypedDict):
     whose names they have."""
     predecessors: NotRequired[list[tuple[str, str, int]]]
     """(virtual host, queue, group that it had before it was migrated)"""
+    zones: NotRequired[list[tuple[int, str, int, int]]]
+    """(node, zone, machine, process)"""
 
 
 QueueRow: TypeAlias = tuple[
@@ -110,6 +114,8 @@ def to_builtins(tree: Tree) -> dict[str, object]:
         ]
     if tree.version >= MIGRATIONS_VERSION:
         state |= _migrations(tree)
+    if tree.version >= ZONES_VERSION:
+        state["zones"] = [[n.id, n.zone, n.machine, n.process] for n in _sorted_values(tree.nodes)]
     return state
 
 
@@ -277,7 +283,11 @@ def fill(tree: Tree, raw: TreeState) -> None:
             addresses=addresses,
             release=release,
             supports=_ranges(supports),
+            machine=node,
         )
+    for node, zone, machine, process in raw.get("zones", ()):
+        known = tree.nodes[node]
+        tree.nodes[node] = replace(known, zone=zone, machine=machine, process=process)
     tree.directories = dict(raw["directories"])
     tree.incarnations = dict(raw["incarnations"])
     for node, directory, asked, granted, role in raw["joins"]:
@@ -392,5 +402,5 @@ def _key(item: tuple[Key, object]) -> Key:
     return item[0]
 
 
-def _sorted_values(table: Mapping[str, Value]) -> list[Value]:
+def _sorted_values(table: Mapping[Key, Value]) -> list[Value]:
     return [table[key] for key in sorted(table)]

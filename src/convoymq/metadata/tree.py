@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from convoymq.metadata.index import QueueIndex
+from convoymq.metadata.placement import Place
 from convoymq.metadata.records import (
     Change,
     ChangeKind,
@@ -75,6 +76,10 @@ class Tree:
         """Yields all queues of all virtual hosts."""
         for vhost in self.vhosts.values():
             yield from vhost.queues.values()
+
+    def places(self) -> dict[int, Place]:
+        """Returns the zone and the machine of each node."""
+        return {n.id: Place(n.zone, n.machine) for n in self.nodes.values()}
 
     def vhost(self, name: str) -> Vhost:
         """Returns a virtual host. Raises NotFound."""

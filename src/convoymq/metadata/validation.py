@@ -41,7 +41,7 @@ from convoymq.metadata.limits import (
     check_queue_limit,
 )
 from convoymq.metadata.machine import MetadataMachine
-from convoymq.metadata.snapshot import COMPATIBILITY_VERSION
+from convoymq.metadata.snapshot import COMPATIBILITY_VERSION, ZONES_VERSION
 from convoymq.model.compatibility import RELEASES
 from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
 from convoymq.model.late_imports import import_late
@@ -156,6 +156,8 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
                 raise PreconditionFailed(f"node id {command.id} is out of range")
             if not 0 <= command.incarnation <= INCARNATION_MAX:
                 raise PreconditionFailed(f"incarnation {command.incarnation} is out of range")
+            if isinstance(command, PutNode) and tree.version < ZONES_VERSION:
+                return msgspec.structs.replace(command, zone="", machine=0, process=1)
         case _:
             # The others name things that the tree has, or has not.
             pass

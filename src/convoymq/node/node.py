@@ -38,7 +38,7 @@ from convoymq.node.loop_clock import LoopClock
 from convoymq.node.notes import log_note
 from convoymq.node.operator_access import OperatorAccess
 from convoymq.node.peers import Peers
-from convoymq.node.process_info import node_info
+from convoymq.node.process_info import node_info, place_of
 from convoymq.node.recovery import Recovery
 from convoymq.node.resources import ResourceWatch, watermarks
 from convoymq.node.rounds import Rounds, Ticks
@@ -487,6 +487,7 @@ class Node:
             self.links,
             self._stop.set,
             self.data.identity.directory,
+            place_of(self.config),
         )
 
     def _make_traces(self) -> Traces:

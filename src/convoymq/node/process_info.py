@@ -16,9 +16,11 @@ from convoymq import __version__
 from convoymq.broker.alarms import Watermarks
 from convoymq.compiled_modules import build_text
 from convoymq.kernels.flusher import Flusher
+from convoymq.metadata.members import OwnPlace
 from convoymq.model.config import Config
 from convoymq.model.json import JsonObject
 from convoymq.model.process import PAGE_BYTES, RESIDENT_PAGES, THREADS, process_stat
+from convoymq.transport.processes import machine_key
 
 _OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE))
 
@@ -108,6 +110,12 @@ def io_info(flusher: Flusher) -> JsonObject:
         return info
     known = dict(line.split(": ", 1) for line in lines)
     return {**info, "io_read_bytes": int(known["read_bytes"])}
+
+
+def place_of(config: Config) -> OwnPlace:
+    """Returns where this node is; what fails together with it is by default its machine."""
+    node = config.node
+    return OwnPlace(config.cluster.zone or machine_key(), node.machine, node.process)
 
 
 def node_info(

@@ -16,6 +16,7 @@ from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.model.config import Address, Config
 from convoymq.model.errors import Misuse, Unavailable
+from convoymq.node.process_info import place_of
 from convoymq.replication import versions as supported
 from convoymq.transport.listening import addresses_of
 
@@ -54,19 +55,10 @@ class Registration:
             Misuse: the directory is an older copy, or of another cluster.
         """
         await self._store.wait_for_leader(LEADER_TIMEOUT_S)
-        config, identity, node = self._config, self._data.identity, self._config.node.id
+        identity, node = self._data.identity, self._config.node.id
         if not self._machine.vhosts and self._store.leader == node:
             await self._bootstrap()
-        put = PutNode(
-            id=node,
-            name=config.node_name,
-            incarnation=identity.incarnation,
-            addresses=addresses(config),
-            directory=identity.directory,
-            release=__version__,
-            supports=supported.announced(),
-        )
-        is_newest = await self.persist(put)
+        is_newest = await self.persist(self._put_node())
         if not is_newest:
             raise Misuse(
                 f"{self._data.path} is an older copy: the cluster knows a later incarnation of "
@@ -80,6 +72,19 @@ class Registration:
                 f"{self._data.path} belongs to cluster {identity.cluster}, but its log to cluster "
                 f"{self._machine.cluster_id}"
             )
+
+    def _put_node(self) -> PutNode:
+        config, identity = self._config, self._data.identity
+        return PutNode(
+            id=config.node.id,
+            name=config.node_name,
+            incarnation=identity.incarnation,
+            addresses=addresses(config),
+            directory=identity.directory,
+            release=__version__,
+            supports=supported.announced(),
+            **place_of(config)._asdict(),
+        )
 
     async def _bootstrap(self) -> None:
         defaults = self._config.defaults

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypedDict
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.commands import ChangeView, SetMembers
 from convoymq.metadata.machine import QueueRecord
+from convoymq.metadata.placement import Places
 from convoymq.model.clock import Clock
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError
@@ -147,6 +148,8 @@ class HostParts:
     """Returns the latest incarnation of a node that is known of; 0 = none."""
     load: Callable[[], Mapping[int, int]]
     """Returns node -> queues that it has."""
+    places: Callable[[], Places]
+    """Returns node -> zone and machine."""
     note: Callable[..., None]
     """(event, fields by name): logs an event of a queue."""
     read_tree: Callable[[Answer], object]

@@ -11,6 +11,7 @@ from convoymq.metadata.placement import (
     LOCATORS,
     choose_leader,
     choose_members,
+    siblings,
 )
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.driver import driver_of
@@ -84,10 +85,14 @@ class Placement:
         driver = driver_of(type_name_of(arguments))
         asked = arguments.get(LOCATOR_ARGUMENT)
         locator = LOCATORS.get(asked.term() if asked is not None else default_locator, CLIENT_LOCAL)
+        places = self._tree.places()
         leaders: dict[int, int] = {}
-        if (locator == BALANCED or self._node not in running) and len(running) > 1:
+        near = siblings(self._node, running, places)
+        if len(running) > 1 and (locator == BALANCED or near != [self._node]):
             leaders = self._count_leaders()
-        leader = choose_leader(locator, client_node=self._node, running=running, leaders=leaders)
+        leader = choose_leader(
+            locator, client_node=self._node, running=running, leaders=leaders, places=places
+        )
         leaders[leader] = leaders.get(leader, 0) + 1
         size = driver.size(arguments, self._group_size) if driver is not None else 1
         return choose_members(
@@ -96,6 +101,7 @@ class Placement:
             nodes=set(self._tree.nodes) | {self._node},
             running=running,
             replicas=self._tree.queue_index.replicas,
+            places=places,
         )
 
     def for_partitions(
@@ -110,12 +116,17 @@ class Placement:
         """
         leaders = dict(self._count_leaders())
         replicas = dict(self._tree.queue_index.replicas)
+        places = self._tree.places()
         placed = []
         for _ in range(count):
             leader = first
             if first not in running:
                 leader = choose_leader(
-                    BALANCED, client_node=self._node, running=running, leaders=leaders
+                    BALANCED,
+                    client_node=self._node,
+                    running=running,
+                    leaders=leaders,
+                    places=places,
                 )
             members = choose_members(
                 self._group_size,
@@ -123,6 +134,7 @@ class Placement:
                 nodes=set(self._tree.nodes) | {self._node},
                 running=running,
                 replicas=replicas,
+                places=places,
             )
             leaders[leader] = leaders.get(leader, 0) + 1
             for member in members:

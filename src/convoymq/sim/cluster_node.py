@@ -35,7 +35,7 @@ from convoymq.metadata.formation import (
 )
 from convoymq.metadata.joining import JoinDesk
 from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
-from convoymq.metadata.members import MembershipManager
+from convoymq.metadata.members import NOWHERE, MembershipManager
 from convoymq.metadata.store import MetadataSink, MetadataStore
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Table
@@ -122,6 +122,7 @@ class ClusterNode(GroupNode):
     ) -> None:
         super().__init__(world, number)
         self.is_foreign = is_foreign
+        self.place = NOWHERE
         self.node_id = number
         self.peers = peers
         self.saved: Saved | None = None
@@ -369,6 +370,7 @@ class ClusterNode(GroupNode):
             incarnation=self.incarnation,
             directory=self.identity.directory,
             supports=supported.supports(),
+            **self.place._asdict(),
         )
         store.submit(put, self._on_registered, REGISTER_MS)
 
@@ -419,6 +421,7 @@ class ClusterNode(GroupNode):
             self.sim_links,
             self._on_removed,
             self.identity.directory,
+            self.place,
         )
         world.scheduler.after(
             world.scheduler.between(0, MEMBER_TICK_US), self.process, self._tick_members

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import ClassVar
 
 from convoymq.metadata.commands import Command, DeclareQueue, DeleteQueue, ForgetNode
 from convoymq.metadata.formation import Joined
@@ -684,7 +685,7 @@ class ClusterLoad(GroupLoad):
     """Queues by the metadata group."""
 
     text = "the metadata group says which queues and members there are"
-    kinds = KINDS + CLUSTER + LOSSES
+    kinds: ClassVar[tuple[str, ...]] = KINDS + CLUSTER + LOSSES
     world: ClusterWorld
     world_class = ClusterWorld
 

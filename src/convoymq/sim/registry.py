@@ -9,6 +9,7 @@ LOADS = {
     "streams": "convoymq.sim.streams:StreamLoad",
     "partitions": "convoymq.sim.partitions:PartitionLoad",
     "cluster": "convoymq.sim.cluster_world:ClusterLoad",
+    "machines": "convoymq.sim.machine_world:MachineLoad",
     "mixed": "convoymq.sim.mixed_world:MixedLoad",
     "classic": "convoymq.sim.classic.world:ClassicLoad",
     "ring": "convoymq.sim.ring.world:RingLoad",

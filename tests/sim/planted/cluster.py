@@ -11,6 +11,18 @@ plant = planting("cluster")
 _tree = late("convoymq.metadata.machine:MetadataMachine")
 
 
+@plant("placement ignores zones", load="machines")
+def placement_ignores_zones() -> None:
+    from convoymq.queues import placement
+
+    choose = placement.choose_members
+
+    def planted(size: int, **more: Any) -> Any:
+        return choose(size, **{**more, "places": {}})
+
+    placement.choose_members = planted
+
+
 @plant("the number of a deleted queue is given out again", "none")
 def number_given_out_again() -> None:
     from convoymq.metadata.queues import Queues

@@ -15,11 +15,11 @@ from convoymq.broker.balance import (
     Strategy,
     choose_successor,
     grows,
-    next_member,
     plan_by_count,
     plan_by_load,
     reconciling_step,
 )
+from convoymq.metadata.placement import Place
 
 NODES = (1, 2, 3, 4, 5)
 patient = settings(suppress_health_check=[HealthCheck.too_slow])
@@ -135,11 +135,6 @@ def test_a_successor_leads_least_and_is_not_avoided() -> None:
     assert choose_successor((2, 3), {}, avoid={2, 3}) == 0
 
 
-def test_the_next_member_has_fewest_replicas() -> None:
-    assert next_member((1, 2), (1, 2, 3, 4), {3: 5, 4: 2}) == 4
-    assert next_member((1, 2), (1, 2), {}) == 0
-
-
 def test_even_groups_grow_only_when_they_are_even() -> None:
     assert grows((1, 2), Strategy.EVEN)
     assert not grows((1, 2, 3), Strategy.EVEN)
@@ -156,6 +151,7 @@ def step(
     *,
     cluster: tuple[int, ...] = NODES,
     replicas: dict[int, int] | None = None,
+    places: dict[int, Place] | None = None,
     auto_remove: bool = False,
 ) -> MemberStep | None:
     return reconciling_step(
@@ -164,6 +160,7 @@ def step(
         cluster=cluster,
         candidates=candidates,
         replicas=replicas or {},
+        places=places or {},
         auto_remove=auto_remove,
     )
 
@@ -173,6 +170,11 @@ def test_a_group_gets_the_node_with_fewest_replicas() -> None:
     assert step((1, 2, 3), 3) is None
     assert step((1, 2, 3, 4), 3) is None
     assert step((1, 2), 0) is None
+
+
+def test_a_group_gets_a_node_of_another_zone_first() -> None:
+    places = {node: Place("b" if node in (4, 5) else "a", node) for node in NODES}
+    assert step((1, 2), 3, replicas={4: 7, 5: 9}, places=places) == MemberStep(add=4)
 
 
 def test_an_odd_group_grows_only_when_two_can_follow() -> None:
@@ -211,6 +213,7 @@ def test_steps_end_with_an_odd_number_at_an_odd_target(
             cluster=cluster,
             candidates=candidates,
             replicas={},
+            places={},
             auto_remove=auto_remove,
         )
         if found is None:

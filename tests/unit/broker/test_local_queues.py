@@ -349,7 +349,7 @@ def test_a_change_of_policies_reaches_every_queue_of_the_virtual_host_some_at_a_
 def test_a_policy_says_where_a_new_queue_is_led() -> None:
     world = World()
     for node in (1, 2, 3):
-        world.tree.nodes[node] = NodeRecord(id=node, name=f"n{node}", incarnation=1)
+        world.tree.nodes[node] = NodeRecord(id=node, name=f"n{node}", incarnation=1, machine=node)
     world.put("q1", 1, 1)
     policies = Policies()
     declared = Queue(
@@ -388,7 +388,8 @@ def test_balanced_does_not_count_for_every_declaration() -> None:
     for number in range(1, 641):
         world.put(f"q{number}", number, 1, 2)
     balanced = Table.of({"x-queue-type": "quorum", "x-queue-leader-locator": "balanced"})
-    world.tree.nodes = {1: None, 2: None, 3: None}  # type: ignore[dict-item]
+    for node in (1, 2, 3):
+        world.tree.nodes[node] = NodeRecord(id=node, name=f"n{node}", incarnation=1, machine=node)
     for _ in range(11):
         world.placement.members_for(balanced, [1, 2, 3])
     assert len(asked) <= 640
@@ -400,7 +401,7 @@ def test_balanced_does_not_count_for_every_declaration() -> None:
 def test_balanced_counts_who_leads_now() -> None:
     world = World()
     for node in (1, 2, 3):
-        world.tree.nodes[node] = NodeRecord(id=node, name=f"n{node}", incarnation=1)
+        world.tree.nodes[node] = NodeRecord(id=node, name=f"n{node}", incarnation=1, machine=node)
     balanced = Table.of({"x-queue-type": "quorum", "x-queue-leader-locator": "balanced"})
     world.put("a", 1, 1, 2, 3)
     world.put("b", 2, 2, 3, 1)

@@ -43,6 +43,8 @@ from convoymq.metadata.machine import (
     owner_text,
 )
 from convoymq.metadata.nodes import RECOVERIES_KEPT, RECOVERY_STEP, STARTS_UNSEEN, STEPS_SINCE
+from convoymq.metadata.placement import Place
+from convoymq.metadata.snapshot import ZONES_VERSION
 from convoymq.metadata.validation import validated
 from convoymq.model.errors import (
     NotFound,
@@ -501,6 +503,17 @@ def test_a_version_outside_of_what_this_release_knows_is_refused(tree: Tree) -> 
     newer = msgspec.msgpack.decode(tree.machine.snapshot()) | {"version": unknown}
     with pytest.raises(UnsupportedVersion):
         MetadataMachine().restore(msgspec.msgpack.encode(newer))
+
+
+@pytest.mark.parametrize("version", [ZONES_VERSION - 1, ZONES_VERSION])
+def test_zones_and_processes_are_recorded_since_version_8(tree: Tree, version: int) -> None:
+    tree.machine.set_version(version)
+    given = msgspec.structs.replace(put(34, "d34", 7), zone="hall", machine=2, process=2)
+    tree.do(validated(given, tree.machine))
+    restored = MetadataMachine()
+    restored.restore(tree.machine.snapshot())
+    recorded = Place("hall", 2) if version == ZONES_VERSION else Place("", 34)
+    assert restored.places()[34] == tree.machine.places()[34] == recorded
 
 
 def test_permissions_need_user_and_vhost_and_a_readable_pattern(tree: Tree) -> None:

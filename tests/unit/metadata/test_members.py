@@ -20,6 +20,7 @@ from convoymq.metadata.commands import (
 )
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.metadata.members import SHORT_TICKS, TICKS_SETTLED, MembershipManager, config_of
+from convoymq.metadata.snapshot import ZONES_VERSION
 from convoymq.metadata.store import MetadataStore
 from convoymq.model.errors import EntryGone, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.tables import Table
@@ -238,6 +239,18 @@ def test_nodes_that_come_later_fill_up_a_recovered_group() -> None:
     world.do(PutNode(id=7, name="n7", incarnation=1))
     world.ticks(3)
     assert world.added == []
+
+
+def test_a_forgotten_member_is_replaced_in_its_zone() -> None:
+    world = World()
+    world.metadata.tree.set_version(ZONES_VERSION)
+    for node, zone in ((1, "a"), (2, "b"), (3, "c"), (4, "a"), (5, "b"), (6, "c")):
+        directory = "mine" if node == 1 else f"d{node}"
+        world.do(PutNode(id=node, name=f"n{node}", incarnation=7, directory=directory, zone=zone))
+        world.up.add(node)
+    world.do(ForgetNode(id=3))
+    world.ticks(3)
+    assert (1, 3, 6) in world.replaced
 
 
 def test_a_recovered_group_is_filled_up_by_whoever_leads_it_later() -> None:

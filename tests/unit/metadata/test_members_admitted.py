@@ -25,6 +25,7 @@ class World:
             forgotten=set(),
             directories={1: "a", 2: "b", 3: "c"},
             recoveries=[],
+            nodes={},
             queue_index=SimpleNamespace(by_group={}),
         )
         host: Any = SimpleNamespace(

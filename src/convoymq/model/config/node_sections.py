@@ -50,6 +50,10 @@ class NodeConfig:
         instead of a transfer of leadership.""",
         unit="ms", low=0, high=600_000,
     )  # fmt: skip
+    machine: int = 0
+    """Number of its machine, where it is one of several processes; 0: it is the machine."""
+    process: int = 1
+    """Number of this process among those of its machine."""
     revive_at_start: bool = key(
         "node.revive_at_start", False,
         """Ends the maintenance of this node when it starts. For service managers and Kubernetes,
@@ -201,6 +205,12 @@ class ClusterConfig:
         Entries, deliveries and snapshots wait while an eighth of it is under way, those through
         another node from a 32nd: smaller costs throughput over distances, larger costs memory.""",
         parse=parse_bytes, low=1 << 20, high=1 << 36,
+    )  # fmt: skip
+    zone: str = key(
+        "cluster.zone", "",
+        """What fails together with this node: a rack, a hall, a zone of a cloud. Replicas of a
+        queue go to different zones while there are others. Empty: the machine is the zone.
+        Changing it counts from the next start on; replicas stay where they are.""",
     )  # fmt: skip
     peers_max: int = key("cluster.nodes_max", 64, "Nodes of a cluster.", low=1, high=255)
 

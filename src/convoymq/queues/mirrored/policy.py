@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from convoymq.metadata.placement import Places, spread
 from convoymq.replication.ring.views import RingView
 
 ALL = "all"
@@ -75,6 +76,7 @@ def wanted_nodes(
     running: Collection[int],
     named: Mapping[str, int],
     load: Mapping[int, int],
+    places: Places,
 ) -> tuple[int, ...]:
     """Returns the nodes that shall have a queue, the master first.
 
@@ -82,17 +84,16 @@ def wanted_nodes(
         mirrors: nodes that have it now, oldest first.
         running: nodes that may get a mirror: they run, and are not drained.
         named: name -> node.
-        load: node -> queues that it has; nodes with fewer get the next mirror.
+        load: node -> queues that it has; of nodes in zones with as few copies, those with fewer get
+            the next mirror.
     """
     kept = [node for node in mirrors if node != master]
-    free = sorted(
-        (node for node in running if node not in (master, *kept)),
-        key=lambda node: (load.get(node, 0), node),
-    )
+    present = (master, *kept)
+    free = spread(running, places, members=present, count=len(running), replicas=load)
     if policy.mode == ALL:
-        return (master, *kept, *free)
+        return (*present, *free)
     if policy.mode == EXACTLY:
-        return (master, *kept, *free)[: max(policy.count, 1)]
+        return (*present, *free)[: max(policy.count, 1)]
     if policy.mode == NODES:
         # Names of nodes that are no part of the cluster mean nothing.
         listed = {named[name] for name in policy.names if name in named}

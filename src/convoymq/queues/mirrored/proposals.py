@@ -181,6 +181,7 @@ class ProposingHost(PartitionedHost):
             running=running,
             named={self.node_name(node): node for node in running},
             load=self._parts.load(),
+            places=self._parts.places(),
         )
 
     def _note_failures(self, master: MasterQueue, view: RingView) -> None:

@@ -21,8 +21,9 @@ def wanted(settings: dict[str, object], mirrors: tuple[int, ...] = (), **more: o
     running = more.get("running", (1, 2, 3, 4))
     load = more.get("load", {})
     found = wanted_nodes(
-        policy_from(settings), master=1, mirrors=mirrors, running=running, named=NAMED, load=load
-    )  # type: ignore[arg-type]
+        policy_from(settings), master=1, mirrors=mirrors, running=running, named=NAMED, load=load,
+        places=more.get("places", {}),
+    )  # type: ignore[arg-type]  # fmt: skip
     return list(found)
 
 
