@@ -10,7 +10,7 @@ names a cluster is durable before anything follows from it: `Accept` and `Joined
     log                      any                                       Resume
     log, but no cluster      any                                       Fail
     fresh or wiped           linked nodes are in different clusters    Fail
-    fresh                    somebody names a cluster                  AskToJoin those
+    fresh                    somebody names a cluster                  AskToJoin all that are linked
     fresh, not a founder     nobody does                               AskToJoin all that are linked
     fresh, founder           a founder is not linked                   Wait
     fresh, founder           all founders are linked and fresh         Accept, AskToFound
@@ -195,7 +195,8 @@ class Formation:
         if own:
             return self._rejoin(now_ms, linked)
         if named:
-            return self._ask_to_join(now_ms, sorted(named))
+            # A founder's HELLO may be older than the cluster that it names by now.
+            return self._ask_to_join(now_ms, sorted(linked))
         return self._begin(now_ms, linked)
 
     def on_join_answer(self, node: int, answer: object, reason: str = "") -> list[Action]:
