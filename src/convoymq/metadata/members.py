@@ -32,7 +32,7 @@ SHORT_TICKS = 10
 
 
 class OwnPlace(NamedTuple):
-    """Where a node is, as `PutNode` says it."""
+    """Zone and machine of a node, as `PutNode` says them."""
 
     zone: str
     machine: int

@@ -26,7 +26,7 @@ LOCATORS: Mapping[str, str] = {
 
 
 class Place(NamedTuple):
-    """Where a node is."""
+    """Zone and machine of a node."""
 
     zone: str
     """Empty: the machine is the zone."""

@@ -119,7 +119,7 @@ class NodeRecord:
     supports: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Lowest and highest machine version that it knows, per kind of machine."""
     zone: str = ""
-    """What fails together with the node; "" = not recorded. Since version 8."""
+    """Failure domain of the node; "" = not recorded. Since version 8."""
     machine: int
     """Number of its machine: that of the node which is its process 1."""
     process: int = 1

@@ -152,12 +152,7 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
             except ValueError as error:
                 raise PreconditionFailed(str(error)) from None
         case Join() | PutNode():
-            if not 0 < command.id <= NODE_MAX:
-                raise PreconditionFailed(f"node id {command.id} is out of range")
-            if not 0 <= command.incarnation <= INCARNATION_MAX:
-                raise PreconditionFailed(f"incarnation {command.incarnation} is out of range")
-            if isinstance(command, PutNode) and tree.version < ZONES_VERSION:
-                return msgspec.structs.replace(command, zone="", machine=0, process=1)
+            return _node(command, tree)
         case _:
             # The others name things that the tree has, or has not.
             pass
@@ -213,6 +208,16 @@ def _begin_migration(command: BeginMigration, tree: MetadataMachine) -> BeginMig
     has_home = queue_type.placement is PlacementKind.HOME
     members = command.members[:1] if has_home else command.members
     return msgspec.structs.replace(command, type=queue_type.value, members=members)
+
+
+def _node(command: Join | PutNode, tree: MetadataMachine) -> Join | PutNode:
+    if not 0 < command.id <= NODE_MAX:
+        raise PreconditionFailed(f"node id {command.id} is out of range")
+    if not 0 <= command.incarnation <= INCARNATION_MAX:
+        raise PreconditionFailed(f"incarnation {command.incarnation} is out of range")
+    if isinstance(command, PutNode) and tree.version < ZONES_VERSION:
+        return msgspec.structs.replace(command, zone="", machine=0, process=1)
+    return command
 
 
 def _destination(command: Bind | Unbind) -> Destination:

@@ -148,7 +148,7 @@ class HostParts:
     """Returns the latest incarnation of a node that is known of; 0 = none."""
     load: Callable[[], Mapping[int, int]]
     """Returns node -> queues that it has."""
-    places: Callable[[], Places]
+    places: Callable[[], Places] = dict
     """Returns node -> zone and machine."""
     note: Callable[..., None]
     """(event, fields by name): logs an event of a queue."""

@@ -186,7 +186,6 @@ class QueueNode(HostedNode):
                 running_nodes=self._running_nodes,
                 incarnation_of=lambda node: world.incarnations.get(node, 0),
                 load=dict,
-                places=dict,
                 note=partial(world.on_note, self),
                 memory_target_bytes=world.memory_target_bytes,
                 read_tree=partial(world.read_tree, self),

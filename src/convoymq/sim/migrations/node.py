@@ -181,7 +181,6 @@ class MigrationNode(SimNode):
                 running_nodes=lambda: sorted(world.nodes),
                 incarnation_of=lambda node: world.nodes[node].incarnation,
                 load=dict,
-                places=dict,
                 read_tree=lambda answer: answer(True, None),
                 settings=DefaultsConfig(partition_handling="ignore"),
                 note=self.on_note,

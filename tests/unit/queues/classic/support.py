@@ -241,7 +241,6 @@ class Node:
                 running_nodes=lambda: sorted(nodes),
                 incarnation_of=self.incarnation_of,
                 load=dict,
-                places=dict,
                 lost_groups=lambda: self.lost_groups,
                 read_tree=lambda answer: answer(True, None),
                 note=self.note,
