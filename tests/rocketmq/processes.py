@@ -95,3 +95,9 @@ class BrokerProcess(RoleProcess):
     def stop(self) -> None:
         assert self.end() == 0
         assert "remoting.fault" not in self.log.read_text()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends what still runs."""
+    process.kill()
+    process.wait()

@@ -15,7 +15,7 @@ import pytest
 from convoymq.rocketmq.remoting.connection import Unreachable
 from tests.patience import PATIENCE_S
 from tests.rocketmq.broker_client import Client
-from tests.rocketmq.processes import BrokerProcess, Server
+from tests.rocketmq.processes import BrokerProcess, Server, kill
 from tests.rocketmq.test_peers import CLIENTS, built, java, node_program
 from tests.rocketmq.upstream import broker, environment, mqadmin, needs_rocketmq, ports
 from tests.running import until
@@ -25,12 +25,6 @@ pytestmark = [needs_rocketmq, pytest.mark.optional]
 TOPIC, NAME, QUEUES = "moving", "n", 4
 STEP_COUNT = 40
 """Messages that each client confirms and receives before the next broker goes or comes."""
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends what still runs."""
-    process.kill()
-    process.wait()
 
 
 class Mover:

@@ -199,12 +199,27 @@ def test_a_slave_that_becomes_master_gives_its_old_id_up() -> None:
 def test_an_older_state_does_not_take_an_id_over() -> None:
     made = RouteTables()
     made.register(registration(0, version=DataVersion(5, 0, 0)), "x", 0)
-    done = made.register(registration(0, address="other:1", version=DataVersion(4, 9, 9)), "y", 0)
-    assert done == Registered()
+    other = registration(0, address="other:1", version=DataVersion(4, 9, 9), acting=False)
+    assert made.register(other, "y", 0) == Registered()
     assert made.member_group("c", "n").broker_addrs == {0: "n-0:1"}
     assert not made.heartbeat("c", "other:1", 0)
-    made.register(registration(0, address="other:1", version=DataVersion(5, 0, 0)), "y", 0)
+    made.register(registration(0, address="other:1", version=DataVersion(6, 0, 0)), "y", 0)
     assert made.member_group("c", "n").broker_addrs == {0: "other:1"}
+
+
+def test_an_id_belongs_to_the_replica_that_is_alive() -> None:
+    """RocketMQ's name server gives it to the last one that registers."""
+    made = tables(0, 1)
+    other = registration(0, address="other:1", zone="z")
+    with pytest.raises(Refused, match="a live replica 0 at n-0:1"):
+        made.register(other, "y", 0)
+    assert made.member_group("c", "n").broker_addrs == {0: "n-0:1", 1: "n-1:1"}
+    made.on_closed("connection 0")
+    made.register(other, "y", 0)
+    assert made.member_group("c", "n").broker_addrs == {0: "other:1", 1: "n-1:1"}
+    made.register(registration(0, acting=False), "z", 0)
+    assert made.member_group("c", "n").broker_addrs == {0: "n-0:1", 1: "n-1:1"}
+    made.check_invariants()
 
 
 # --- life and death -------------------------------------------------------------------------

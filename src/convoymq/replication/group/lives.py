@@ -63,10 +63,13 @@ class Book:
     is_whole: bool = False
     """The log had all that was acknowledged when the last life began, and lost nothing since; only
     a master's can be."""
+    master: str = ""
+    """Address of the master that a slave follows."""
 
     def encode(self) -> bytes:
         """Returns the book as its file has it."""
-        return msgspec.json.encode({"lives": _rows(self.lives), "isWhole": self.is_whole})
+        page = {"lives": _rows(self.lives), "isWhole": self.is_whole, "master": self.master}
+        return msgspec.json.encode(page)
 
     @classmethod
     def decode(cls, data: bytes) -> Book:
@@ -75,12 +78,13 @@ class Book:
             found = msgspec.json.decode(data, type=_Page)
         except msgspec.MsgspecError as error:
             raise PeerError(f"list of lives: {error}") from None
-        return cls(lives=_lives(found.lives), is_whole=found.is_whole)
+        return cls(lives=_lives(found.lives), is_whole=found.is_whole, master=found.master)
 
 
 class _Page(msgspec.Struct, rename="camel"):
     lives: list[_Row]
     is_whole: bool
+    master: str = ""
 
 
 def encode_lives(lives: Iterable[Life]) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from convoymq.model.errors import PeerError, check
+from convoymq.model.errors import PeerError, Refused, check
 from convoymq.replication.group.lives import (
     Book,
     encode_lives,
@@ -59,6 +59,8 @@ class Link:
     slave: int | None = None
     """Broker id of a checked slave."""
     session: int | None = None
+    address: str = ""
+    """Address at which a checked slave answers."""
     acked: int = -1
     next: int = -1
     """Offset of the next block; -1 before the first report."""
@@ -125,6 +127,8 @@ class Master(Member):
         self._compared: set[object] = set()
         self._asked: dict[int, str] = {}
         """Slave -> its address, in the order of their questions."""
+        self._homes: dict[int, str] = {}
+        """Slave -> its address."""
         self._compare_due_ms = 0
         self.refused: dict[str, int] = {}
         """Host of an unchecked slave with a longer log -> the end of that log."""
@@ -139,7 +143,13 @@ class Master(Member):
     # --- life -------------------------------------------------------------------------------
 
     def tail(self, ask: Ask, slave: int, address: str) -> Tail:
-        """Answers a slave's question; it may be asked in return (`next_to_compare`)."""
+        """Answers a slave's question; it may be asked in return (`next_to_compare`). Raises Refused
+        while another slave of its id is linked."""
+        for link in self.links.values():
+            if link.slave == slave and link.address != address:
+                raise Refused(f"slave {slave} is linked from {link.address}: {address} has its id")
+        if slave in self._homes or len(self._homes) < LINKS_MAX:
+            self._homes[slave] = address
         if slave in self._asked or len(self._asked) < LINKS_MAX:
             self._asked[slave] = address
         return tail_of(
@@ -164,6 +174,15 @@ class Master(Member):
         for link in self.links.values():
             link.owes_lives = link.slave is not None
         return True
+
+    def step_down(self) -> None:
+        """Another broker has the id of this master: it takes no writes until it has begun again.
+        What that one wrote is not known, so that this log is not whole any more."""
+        self.takes_writes = False
+        self._compared.clear()
+        for link in list(self.links.values()):
+            self._end(link, "another broker has the master's id")
+        self._write(Book(lives=self._book.lives))
 
     def compare(self) -> Generator[Ask | Fetch, Tail | bytes, Step]:
         """Compares with a slave, fetches what is missing here; yields questions to the slave and is
@@ -283,7 +302,7 @@ class Master(Member):
             self._on_report(link, word)
 
     def _on_hello(self, link: Link, slave: int) -> None:
-        link.slave = slave
+        link.slave, link.address = slave, self._homes.get(slave, "")
         link.owes_lives = True
         for other in list(self.links.values()):
             if other is not link and other.slave == slave:

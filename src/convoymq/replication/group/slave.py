@@ -19,10 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 from convoymq.model.errors import PeerError
-from convoymq.replication.group.lives import Book, decode_lives
+from convoymq.replication.group.lives import Book, decode_lives, life_at
 from convoymq.replication.group.member import Member, tail_of
 from convoymq.replication.group.stream import WORD, BlockReader, hello, is_record
-from convoymq.replication.group.tails import STOPS, Step, common_end, slave_step, whole_end
+from convoymq.replication.group.tails import (
+    STOPS,
+    Common,
+    Step,
+    common_end,
+    slave_step,
+    whole_end,
+)
 from convoymq.replication.group.types import Ask, GroupSettings, Log, SlaveState, Tail
 
 UNCHECKED = -1
@@ -87,9 +94,9 @@ class Slave(Member):
         # The first report says where the log ends, and counts as an acknowledgement of it.
         return not self.settings.flushes or self.log.flushed >= self.log.max_offset
 
-    def compare(self, now_ms: int) -> Generator[Ask, Tail, bool]:
-        """Compares with the master; yields questions and is sent answers. Returns whether to
-        connect."""
+    def compare(self, now_ms: int, address: str) -> Generator[Ask, Tail, bool]:
+        """Compares with the master at an address; yields questions and is sent answers. Returns
+        whether to connect."""
         self._master_session = None
         while True:
             # A part of a message is in nobody's acknowledgement.
@@ -99,6 +106,8 @@ class Slave(Member):
             common = yield from common_end(self.log)
             step = slave_step(self.log, self._book.lives, common)
             master = common.other
+            if step is Step.CUT and self._is_of_another(common, address):
+                step = Step.FORKED
             if step is Step.CUT:
                 self.cut_bytes += self.log.max_offset - common.end
                 self.log.truncate(common.end)
@@ -110,9 +119,16 @@ class Slave(Member):
             if step is Step.WAIT:
                 self._due_ms = now_ms + self.settings.wait_ms
                 return False
-            self._write(Book(lives=master.lives))
+            self._write(Book(lives=master.lives, master=address))
             self._master_session = master.session
             return True
+
+    def _is_of_another(self, common: Common, address: str) -> bool:
+        """Returns whether this slave has its surplus of another master: the life of this one may be
+        proven by its own log, in which those messages never were."""
+        wrote = life_at(self._book.lives, common.end)
+        is_heard_of = any(life.number == wrote.number for life in common.other.lives)
+        return not is_heard_of and self._book.master not in ("", address)
 
     def on_no_comparison(self) -> None:
         """The master is of RocketMQ's: whose lives its log has is not known."""
@@ -151,7 +167,7 @@ class Slave(Member):
             if size < 0:
                 if self._master_session == UNCHECKED:
                     raise PeerError(f"a block of {size} bytes")
-                self._write(Book(lives=decode_lives(block)))
+                self._write(Book(lives=decode_lives(block), master=self._book.master))
                 continue
             is_empty = self.log.max_offset == self.log.min_offset
             if offset != self.log.max_offset and not is_empty:

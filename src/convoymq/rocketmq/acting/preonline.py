@@ -3,7 +3,8 @@
 `pre_online` is a generator: it yields a step, is sent the step's result, and returns the view with
 which the replica goes online. Results are None for what failed.
 
-1. Ask name servers for the members of the group. Nobody answers: again, a second later.
+1. Ask name servers for the members of the group. Nobody answers, or another replica has the own
+   id: again, a second later.
 2. Nobody else is there: online at once. A lone slave acts; a lone master serves.
 3. A master, for each other member, smallest id first:
    a. tell it where the master's log is (906), so that it connects;
@@ -44,7 +45,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class AskMembers:
-    """Asks for the members of the group. Result: id -> address, without this replica."""
+    """Asks for the members of the group. Result: id -> address."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdTaken:
+    """Reports another replica that has the own id."""
+
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,15 @@ class Follow:
 
 
 Step: TypeAlias = (
-    Wait | AskMembers | TellHaAddress | CompareTails | AwaitLink | TakeOver | AskMaster | Follow
+    Wait
+    | AskMembers
+    | IdTaken
+    | TellHaAddress
+    | CompareTails
+    | AwaitLink
+    | TakeOver
+    | AskMaster
+    | Follow
 )
 
 
@@ -117,13 +133,23 @@ Steps: TypeAlias = Generator[Step, Result, Online]
 _Part: TypeAlias = "Generator[Step, Result, Online | None]"
 
 
-def pre_online(own_id: int, *, skips: bool = False) -> Steps:
-    """See the module text. `skips`: `skipPreOnline`, only members are looked at."""
+def pre_online(own_id: int, own: str, *, skips: bool = False) -> Steps:
+    """See the module text.
+
+    Args:
+        own: the address of this replica.
+        skips: `skipPreOnline`, only members are looked at.
+    """
     while True:
-        members = yield AskMembers()
-        if not isinstance(members, Mapping):
+        listed = yield AskMembers()
+        if not isinstance(listed, Mapping):
             yield Wait(RETRY_MS)
             continue
+        if listed.get(own_id, own) != own:
+            yield IdTaken(listed[own_id])
+            yield Wait(RETRY_MS)
+            continue
+        members = {number: address for number, address in listed.items() if number != own_id}
         if skips or not members or (own_id != MASTER_ID and MASTER_ID not in members):
             return Online(members)
         steps = _master(members) if own_id == MASTER_ID else _slave(members)

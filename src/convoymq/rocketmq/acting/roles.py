@@ -28,6 +28,9 @@ escape is doubled. A name server's view alone does not prevent it. So
   together one sees the other: a slave leaves them to the master, a master gets online again.
 
 RocketMQ's brokers do neither. Source: docs/adr/0150.
+
+A replica whose id name servers list at another address gets online again, and waits until the id is
+free (docs/adr/0217).
 """
 
 from __future__ import annotations
@@ -208,7 +211,10 @@ class Roles:
         own = self.settings.id
         if self.is_isolated:
             return
-        if members.get(own) == self.settings.address:
+        if members.get(own, self.settings.address) != self.settings.address:
+            self.is_isolated = self.needs_pre_online = True
+            return
+        if own in members:
             if self._listed_ms is None or asked_ms > self._listed_ms:
                 self._listed_ms = asked_ms
             if not self._registers and not self._is_seen:
@@ -307,11 +313,10 @@ class Roles:
             return None
         if self._registers:
             return Register()
-        if attached is not None and master is None:
-            # A master that no name server hears is followed as long as its link is heard.
-            return None if self._hears(attached.master, now_ms) else Detach(attached.master)
         if attached is not None and attached.master != master:
-            return Detach(attached.master)
+            # A master that no name server hears, or that another one displaced there, is followed
+            # as long as its link is heard.
+            return None if self._hears(attached.master, now_ms) else Detach(attached.master)
         if master is not None:
             if self._ha_address is None:
                 return AskHaAddress(master)

@@ -241,7 +241,7 @@ class Group:
 
     async def _carry_out(self) -> None:
         while True:
-            if self._roles.needs_pre_online:
+            if self._roles.needs_pre_online and not self._roles.services_run:
                 await self._get_online()
             self._look_at_links()
             step = self._roles.next_step(self._parts.steady_ms())
@@ -312,7 +312,8 @@ class Group:
     async def _get_online(self) -> None:
         begun_ms = self._parts.steady_ms()
         while True:
-            steps = preonline.pre_online(self._parts.role.id, skips=self._settings.skips_pre_online)
+            role, skips = self._parts.role, self._settings.skips_pre_online
+            steps = preonline.pre_online(role.id, role.address, skips=skips)
             online = await self._run(steps)
             if online.is_fresh(self._parts.steady_ms()):
                 break
@@ -346,11 +347,13 @@ class Group:
                 return None
             case preonline.AskMembers():
                 members = await self._name_servers.members()
-                if members is None:
-                    return None
-                own = parts.role.id
-                self._listed = {n: a for n, a in members.items() if n != own}
-                return self._listed
+                self._listed = members or {}
+                return members
+            case preonline.IdTaken():
+                log.error("rocketmq.id_taken", broker=parts.role.name, id=parts.role.id,
+                          holder=step.address)  # fmt: skip
+                self._parts.replication.step_down()
+                return None
             case preonline.TellHaAddress():
                 fields = {
                     "masterHaAddress": self._ha,
@@ -358,7 +361,9 @@ class Group:
                     "masterAddress": parts.role.address,
                 }
                 answer = await self._ask(step.address, Request.EXCHANGE_BROKER_HA_INFO, fields)
-                return answer.code == Answer.SUCCESS
+                if answer.code != Answer.SUCCESS:
+                    raise Unavailable(answer.remark or f"answer {answer.code}")
+                return True
             case preonline.CompareTails():
                 return await parts.replication.compare_with(step.address)
             case preonline.AwaitLink():
@@ -422,7 +427,9 @@ class Group:
             }
             return command.answer(fields=fields)
         if parts.role.id != MASTER_ID:
-            self._attach(command.needed("masterAddress"), ha_address)
+            address = command.needed("masterAddress")
+            parts.replication.check_master(address)
+            self._attach(address, ha_address)
             self._wake()
         return command.answer()
 

@@ -45,7 +45,7 @@ from convoymq.rocketmq.ha.requests import (
 from convoymq.rocketmq.machine import Listening, Machine
 from convoymq.rocketmq.remoting.client import RemotingClient, split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
-from convoymq.rocketmq.remoting.command import Command
+from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.rocketmq.store.settings import StoreSettings
@@ -268,6 +268,28 @@ class GroupReplication:
         assert member is not None
         return member.book.lives
 
+    def step_down(self) -> None:
+        """Another broker has this one's id: a master's life ends, a slave leaves its master."""
+        self.set_master(None)
+        if self.master is not None and self.master.takes_writes:
+            self._begins = False
+            try:
+                self.master.step_down()
+            except OSError as error:
+                self.failures += 1
+                log.error("ha.not_persisted", reason=str(error))
+            self._end_links()
+
+    def check_master(self, address: str) -> None:
+        """Raises Refusal while this slave is linked with a master at another address."""
+        slave, linked = self.slave, self._master_address
+        is_linked = slave is not None and slave.state is SlaveState.TRANSFER
+        if is_linked and linked not in (None, address):
+            raise Refusal(
+                Answer.SERVICE_NOT_AVAILABLE,
+                f"broker {self._own.name} has a live master at {linked}: {address} has its id",
+            )
+
     def set_alive(self, count: int | None) -> None:
         """Says how many replicas name servers list, this one among them."""
         if self.master is not None:
@@ -342,6 +364,8 @@ class GroupReplication:
         ask = ask_of(command)
         if self.master is None:
             assert self.slave is not None
+            if command.number("brokerId") == MASTER_ID:
+                self.check_master(command.needed("brokerAddr"))
             return answer_tail(command, self.slave.tail(ask))
         slave, address = command.number("brokerId"), command.needed("brokerAddr")
         return answer_tail(command, self.master.tail(ask, slave, address))
@@ -425,7 +449,7 @@ class GroupReplication:
             return True
         cut_bytes = slave.cut_bytes
         try:
-            agreed = await self._carry(slave.compare(self._steady_ms()), address)
+            agreed = await self._carry(slave.compare(self._steady_ms(), address), address)
         except NoComparison:
             slave.on_no_comparison()
             return True

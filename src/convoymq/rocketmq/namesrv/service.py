@@ -184,6 +184,12 @@ class NameServer:
             zone=fields.get("__ZONE_NAME"),
             filter_servers=tuple(filter_servers),
         )
+        holder = self.tables.holder(replica)
+        if holder is not None:
+            log.error(
+                "namesrv.id_taken", broker=replica.broker, id=replica.id, address=replica.address,
+                holder=holder.replica.address, refused=registration.enable_acting_master,
+            )  # fmt: skip
         done = self.tables.register(registration, connection, self._now_ms())
         self._tell(done.notify)
         answer = {"haServerAddr": done.ha_address, "masterAddr": done.master_address}

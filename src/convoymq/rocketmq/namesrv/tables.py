@@ -15,6 +15,9 @@ Rules, for a broker that allows a slave to act as master (`enable_acting_master`
 - Whenever the smallest id changes the replicas are told (`Notify`): on a departure all that are
   left, on an arrival all but the new one.
 
+- An id belongs to the replica that has it, as long as that one is alive: another address is
+  refused (docs/adr/0217).
+
 A heartbeat never brings back a replica that is gone: it has to register again.
 
 No I/O and no clock: `now_ms` and what identifies a connection are handed in, and what is to be
@@ -159,7 +162,8 @@ class RouteTables:
     # --- replicas that come and stay ---------------------------------------------------------
 
     def register(self, registration: Registration, connection: object, now_ms: int) -> Registered:
-        """Enters a replica and its topics. Raises Refused when the table is not the whole one."""
+        """Enters a replica and its topics. Raises Refused when the table is not the whole one, and
+        for an id that another live replica has."""
         replica = registration.replica
         topics = registration.topics.topic_config_table
         broker = self._brokers.get(replica.broker)
@@ -169,6 +173,11 @@ class RouteTables:
         if replica.id not in broker.addresses and len(topics) == 1:
             # A change of one topic, sent by a replica that has to register as a whole first.
             raise Refused("register broker failed")
+        holder = self.holder(replica)
+        state = registration.topics.data_version.state_version
+        if holder and registration.enable_acting_master and state <= holder.version.state_version:
+            text = f"live replica {replica.id} at {holder.replica.address}"
+            raise Refused(f"broker {replica.broker} has a {text}")
         self._brokers[broker.name] = broker
         broker.enable_acting_master = registration.enable_acting_master
         broker.zone = registration.zone
@@ -177,7 +186,7 @@ class RouteTables:
             if number != replica.id:
                 del broker.addresses[number]
         self._routes.clear()
-        if self._is_outdated(broker, registration):
+        if holder is not None and state < holder.version.state_version:
             self._forget_live((replica.cluster, replica.address))
             return Registered()
         is_first |= broker.addresses.get(replica.id) is None
@@ -193,14 +202,13 @@ class RouteTables:
             return Registered(notify=notify)
         return Registered(known.ha_address, master, notify)
 
-    def _is_outdated(self, broker: _Broker, registration: Registration) -> bool:
-        """Returns whether another address registered under this id with a newer state."""
-        address = broker.addresses.get(registration.replica.id)
-        if address is None or address == registration.replica.address:
-            return False
-        other = self._live.get((registration.replica.cluster, address))
-        state = registration.topics.data_version.state_version
-        return other is not None and other.version.state_version > state
+    def holder(self, replica: Replica) -> _Live | None:
+        """Returns another live replica that has the id of this one."""
+        broker = self._brokers.get(replica.broker)
+        address = broker.addresses.get(replica.id) if broker else None
+        if address is None or address == replica.address:
+            return None
+        return self._live.get((replica.cluster, address))
 
     def _take_topics(self, broker: _Broker, registration: Registration, *, is_first: bool) -> None:
         """Takes a table of topics over, from the master or from the smallest of its slaves."""

@@ -351,7 +351,7 @@ class BrokerNode(SimNode):
         self._report(slave)
         if not self._compares and slave.is_due(self._now()):
             self._compares = True
-            self._carry(slave.compare(self._now()), _MASTER, self._slave_compared)
+            self._carry(slave.compare(self._now(), str(_MASTER)), _MASTER, self._slave_compared)
 
     def _slave_compared(self, agreed: object, error: Exception | None) -> None:
         slave = self.slave

@@ -7,15 +7,16 @@ import struct
 
 import pytest
 
-from convoymq.model.errors import PeerError
+from convoymq.model.errors import PeerError, Refused
 from convoymq.replication.group.lives import Book
 from convoymq.replication.group.master import Link, Master
 from convoymq.replication.group.slave import Slave
 from convoymq.replication.group.stream import BLOCK_BYTES_MAX
-from convoymq.replication.group.types import Ask, GroupSettings, SlaveState, Tail
+from convoymq.replication.group.types import Ask, GroupSettings, Life, SlaveState, Tail
 from tests.unit.replication.group.logs import MemoryLog, carry, record
 
 SETTINGS = GroupSettings(replicas=2, in_sync=2)
+MASTER = "h:0"
 
 
 def block(offset: int, data: bytes) -> bytes:
@@ -127,7 +128,7 @@ class Pair:
         return self.master.tail(ask, 1, "h:1")
 
     def connect(self, now_ms: int = 0) -> bool:
-        if not carry(self.slave.compare(now_ms), self.asks, MemoryLog())[0]:
+        if not carry(self.slave.compare(now_ms, MASTER), self.asks, MemoryLog())[0]:
             return False
         self.link = self.master.on_connected("h", now_ms)
         assert self.link is not None
@@ -186,10 +187,51 @@ def test_a_slave_with_messages_that_may_be_acknowledged_stops_and_says_so() -> N
     slave.follow(0)
     assert master.begin(1)
     own.put(b"another", 1)
-    assert not carry(slave.compare(0), lambda ask: master.tail(ask, 1, "h:1"), own)[0]
+    assert not carry(slave.compare(0, MASTER), lambda ask: master.tail(ask, 1, "h:1"), own)[0]
     assert slave.state is SlaveState.SUSPEND
     assert "may have acknowledged" in slave.reason
     assert copy.max_offset == 56
+
+
+def test_a_slave_cuts_nothing_that_another_master_wrote() -> None:
+    """Two brokers have the master's id. The first returns with a log that is whole as far as it can
+    tell, and lacks what the second one wrote; its life would have that cut."""
+    own, copy = MemoryLog(), MemoryLog()
+    for log in (own, copy):
+        log.put(b"")
+    copy.put(b"of another", 1)
+    wrote = Life(number=5, begin=44, is_proven=True)
+    pair = Pair(own, copy, Book(is_whole=True), Book(lives=(wrote,), master="h:other"))
+    assert pair.master.begin(9)
+    assert not pair.connect()
+    assert pair.slave.state is SlaveState.SUSPEND
+    assert copy.max_offset > own.max_offset
+
+
+def test_one_of_two_slaves_with_an_id_is_linked() -> None:
+    """RocketMQ's master counts both."""
+    own = MemoryLog()
+    pair = Pair(own, MemoryLog(), Book(is_whole=True), Book())
+    assert pair.connect()
+    with pytest.raises(Refused, match="slave 1 is linked from h:1: h:other has its id"):
+        pair.master.tail(Ask(start=0, end=0), 1, "h:other")
+    assert pair.connect()
+    assert pair.link is not None
+    pair.master.on_closed(pair.link)
+    pair.master.tail(Ask(start=0, end=0), 1, "h:other")
+
+
+def test_a_master_that_is_displaced_compares_before_it_goes_on() -> None:
+    own = MemoryLog()
+    own.put(b"")
+    pair = Pair(own, MemoryLog(), Book(is_whole=True), Book())
+    assert pair.connect()
+    assert pair.master.begin(1)
+    pair.master.step_down()
+    assert not pair.master.links
+    assert not pair.master.takes_writes
+    assert not pair.master.book.is_whole
+    assert not pair.master.begin(2)
 
 
 def test_both_answer_what_they_have() -> None:

@@ -13,6 +13,7 @@ from convoymq.rocketmq.acting.preonline import (
     AwaitLink,
     CompareTails,
     Follow,
+    IdTaken,
     Online,
     Step,
     TakeOver,
@@ -28,7 +29,7 @@ def run(
     own_id: int, script: Iterable[tuple[Step, object]], *, skips: bool = False
 ) -> Online | Step:
     """Sends the results of a script; returns the end, or the step after it."""
-    steps = pre_online(own_id, skips=skips)
+    steps = pre_online(own_id, "h:own", skips=skips)
     step = next(steps)
     try:
         for expected, result in script:
@@ -43,6 +44,16 @@ def run(
 @pytest.mark.parametrize("own_id", [0, 1])
 def test_a_replica_alone_is_online_at_once(own_id: int) -> None:
     assert run(own_id, [(AskMembers(), {})]) == Online({})
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_replica_waits_while_another_one_has_its_id(skips: bool) -> None:
+    taken = {1: "h:9", 0: "h:0"}
+    script: list[tuple[Step, object]] = [
+        (AskMembers(), taken), (IdTaken("h:9"), None), (SECOND, None), (AskMembers(), taken),
+        (IdTaken("h:9"), None), (SECOND, None), (AskMembers(), {1: "h:own"}),
+    ]  # fmt: skip
+    assert run(1, script, skips=skips) == Online({})
 
 
 def test_name_servers_that_do_not_answer_are_asked_again() -> None:

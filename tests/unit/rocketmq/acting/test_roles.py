@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -231,9 +232,26 @@ def test_a_master_that_looked_at_its_slaves_goes_on_when_it_is_listed() -> None:
     assert carried_out(core, 1) == [RunServices(True)]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_replica_whose_id_another_one_has_gets_online_again(number: int) -> None:
+    core = roles(number)
+    core.on_pre_online_ended({}, None, 0)
+    carried_out(core, 0)
+    core.on_members({number: ADDRESSES[number]}, 1)
+    assert carried_out(core, 1) == [RunServices(True)]
+    core.on_members({number: "h:9"}, 2)
+    assert (core.state, core.needs_pre_online) == (State.ISOLATED, True)
+    assert carried_out(core, 2) == [RunServices(False)]
+    core.check_invariants()
+
+
 def test_a_master_at_another_address_is_another_one() -> None:
     core = slave_of(MASTER)
+    core.on_link(MASTER, 0)
     core.on_members({0: "h:9", 1: FIRST}, 1)
+    # Another one has its id, as long as it is heard.
+    assert carried_out(core, 1) == []
+    core.on_link_ended(MASTER)
     steps = carried_out(core, 1)
     assert steps == [
         Detach(MASTER), AskHaAddress("h:9"), Attach("h:9", "ha"), WakePulls(),
