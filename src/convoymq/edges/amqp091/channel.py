@@ -39,6 +39,7 @@ from convoymq.edges.amqp091.publishing import names_of
 from convoymq.edges.amqp091.timeouts import AcknowledgementTimeouts
 from convoymq.edges.amqp091.transactions import Transaction
 from convoymq.edges.permissions import Permissions
+from convoymq.edges.queue_streams import QueueStreams
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget, record
 from convoymq.kernels.channel_codec import CHANNEL_CLOSING, ChannelCodec, ConsumerDeliveries
@@ -53,7 +54,6 @@ from convoymq.model.errors import (
 )
 from convoymq.model.refusals import queue_subject
 from convoymq.queues.interface import (
-    ClientEvents,
     Delivery,
     GetResult,
     PublishOutcome,
@@ -73,14 +73,14 @@ QUEUES_COUNTED_MAX = 1024
 """Queues of which a channel counts apart what they deliver."""
 
 
-class Channel(ClientEvents):
+class Channel(QueueStreams):
     """A channel's rules. Implements `ChannelCodecOwner` and `ClientEvents`; nothing here blocks."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
         self.broker = connection.broker
         self.number = number
-        self.session = self.broker.new_session()
+        super().__init__(self.broker, connection, connection.settings.clients_per_channel_max)
         self.codec: ChannelCodec = connection.buffer.open_codec(
             number, self, self.broker.route_versions.of(connection.vhost)
         )
@@ -89,8 +89,6 @@ class Channel(ClientEvents):
         self.closed = False
         self.prefetch = 0
         self.last_queue: str | None = None
-        self.clients: dict[Queue, QueueClient] = {}
-        self._idle_seqs: dict[Queue, int] = {}
         self.get_deliveries: dict[QueueClient, ConsumerDeliveries] = {}
         self.by_number: dict[int, Consumer] = {}
         self.last_number = 0
@@ -219,47 +217,21 @@ class Channel(ClientEvents):
             raise refusals.no_previous_queue()
         return self.last_queue
 
-    def find_queue(self, name: str) -> Queue:
-        """Returns a queue that this connection may use. Raises BrokerError."""
-        queue: Queue = self.broker.queue_admin.find_queue(
-            self.connection.vhost, name, self.connection.id
-        )
-        return queue
-
-    def client_of(self, queue: Queue) -> QueueClient:
-        """Returns this channel's command stream into the queue; opens it if need be."""
-        client = self.clients.get(queue)
-        if client is None:
-            if len(self.clients) >= self.connection.settings.clients_per_channel_max:
-                self._close_idle_clients()
-            client = self.clients[queue] = queue.client(self.session, self)
-        return client
-
-    def _close_idle_clients(self) -> None:
-        """Closes streams that nothing has gone through since this was last called."""
+    def clients_in_use(self) -> set[QueueClient]:
+        """See `QueueStreams`. Routes are looked up again, which opens streams that are needed."""
         used = {consumer.client for consumer in self.consumers.values()}
         used |= {each.client for each in self.codec.consumers if each is not None and each.unacked}
         if self.transaction is not None:
             taken = (each for _, acks in self.transaction.acks for each in acks)
             used |= {deliveries.client for _, _, deliveries, _ in taken}
         self.codec.forget_routes()
-        seen, self._idle_seqs = self._idle_seqs, {}
-        for queue, client in list(self.clients.items()):
-            if client in used:
-                continue
-            target = client.target
-            if client.has_pending:
-                continue
-            if seen.get(queue) == target.seq:
-                deliveries = self.get_deliveries.pop(client, None)
-                if deliveries is not None:
-                    self.codec.remove_consumer(deliveries)
-                del self.clients[queue]
-                client.close()
-                # A later stream into that queue must not be taken for the closed one.
-                self.session = self.broker.new_session()
-            else:
-                self._idle_seqs[queue] = target.seq
+        return used
+
+    def on_idle(self, client: QueueClient) -> None:
+        """See `QueueStreams`."""
+        deliveries = self.get_deliveries.pop(client, None)
+        if deliveries is not None:
+            self.codec.remove_consumer(deliveries)
 
     def window(self, prefetch: int) -> int:
         """Returns how many messages a queue may hand to one consumer: its own limit, never more
@@ -553,8 +525,7 @@ class Channel(ClientEvents):
         if self.closed or self.codec.state == CHANNEL_CLOSING:
             return None
         self.codec.forget_routes()
-        self.clients.pop(client.queue, None)
-        self._idle_seqs.pop(client.queue, None)
+        self.forget_client(client)
         deliveries = self.get_deliveries.pop(client, None)
         if deliveries is not None:
             settle_nowhere(self, deliveries)
@@ -644,9 +615,7 @@ class Channel(ClientEvents):
         self.transaction = None
         self.consumers.clear()
         self.by_number.clear()
-        clients, self.clients = list(self.clients.values()), {}
-        for client in clients:
-            client.close()
+        self.close_clients()
         self.flowing.clear()
         self.connection.set_flow(self.number, False)
         self.broker.counters.channels_closed += 1

@@ -668,7 +668,7 @@ class Connection(ClientConnection):
 
     def sessions(self) -> list[int]:
         """Returns the sessions of its channels."""
-        return [channel.session for channel in self.channels.values()]
+        return [channel.queue_session for channel in self.channels.values()]
 
     def channel_infos(self) -> list[dict[str, object]]:
         """Returns the rows of /api/channels."""

@@ -607,7 +607,7 @@ class Connection(ClientConnection):
 
     def sessions(self) -> list[int]:
         """Returns the sessions by which queues know this connection."""
-        return [session.number for session in self.sessions_open.values()]
+        return [session.queue_session for session in self.sessions_open.values()]
 
     def session_infos(self) -> list[dict[str, object]]:
         """Returns the rows of /api/connections/NAME/sessions."""

@@ -48,6 +48,7 @@ from convoymq.edges.amqp10.states import SESSION_MOVES, LinkState, SessionState
 from convoymq.edges.amqp10.transactions import Transactions
 from convoymq.edges.amqp10.unsettled import Unsettled
 from convoymq.edges.permissions import Permissions
+from convoymq.edges.queue_streams import QueueStreams
 from convoymq.messages.amqp10.values import Value
 from convoymq.model.errors import BrokerError
 from convoymq.queues.interface import Delivery, GetResult, PublishOutcome, Queue, QueueClient
@@ -73,7 +74,7 @@ def link_flow(fields: tuple[int, ...]) -> Flow:
     )
 
 
-class Session:
+class Session(QueueStreams):
     """A session's rules. Implements `ClientEvents`; nothing here blocks."""
 
     def __init__(self, connection: Connection, channel: int, begin: Begin) -> None:
@@ -82,7 +83,7 @@ class Session:
         self.channel = channel
         self.settings = connection.settings
         self.state = SessionState.OPENING
-        self.number = self.broker.new_session()
+        super().__init__(self.broker, connection, self.settings.clients_max)
         self.handle_max = min(begin.handle_max, self.settings.link_max - 1)
         self.next_incoming_id = begin.next_outgoing_id
         self.incoming_window = 0
@@ -102,7 +103,6 @@ class Session:
         """Links whose queues may have to hand out more."""
         self.is_over = False
         self._pumping = False
-        self.clients: dict[Queue, QueueClient] = {}
         self.flowing: set[QueueClient] = set()
         self.permissions = Permissions(connection)
         self.publishes = Publishes(self)
@@ -113,7 +113,6 @@ class Session:
         """Handle -> queue that goes with its link."""
         self.subscriptions: dict[int, str] = {}
         """Handle -> queue of a durable subscription, which goes when its link is closed."""
-        self._idle_seqs: dict[Queue, int] = {}
 
     def enter(self, state: SessionState) -> None:
         """Moves to another state."""
@@ -435,9 +434,7 @@ class Session:
         self.outgoing.clear()
         self.unsettled.clear()
         self.hungry.clear()
-        clients, self.clients = list(self.clients.values()), {}
-        for client in clients:
-            client.close()
+        self.close_clients()
         for handle in list(self.temporary):
             self.drop_temporary(handle)
         self.flowing.clear()
@@ -467,36 +464,9 @@ class Session:
 
     # --- queues ------------------------------------------------------------------------------
 
-    def find_queue(self, name: str) -> Queue:
-        """Returns a queue that this connection may use. Raises BrokerError."""
-        queue: Queue = self.broker.queue_admin.find_queue(
-            self.connection.vhost, name, self.connection.id
-        )
-        return queue
-
-    def client_of(self, queue: Queue) -> QueueClient:
-        """Returns this session's command stream into the queue; opens it if need be."""
-        client = self.clients.get(queue)
-        if client is None:
-            if len(self.clients) >= self.settings.clients_max:
-                self._close_idle_clients()
-            client = self.clients[queue] = queue.client(self.number, self)
-        return client
-
-    def _close_idle_clients(self) -> None:
-        """Closes streams that nothing has gone through since this was last called."""
-        used = {sender.client for sender in self.by_number.values()}
-        seen, self._idle_seqs = self._idle_seqs, {}
-        for queue, client in list(self.clients.items()):
-            if client in used or client.has_pending:
-                continue
-            if seen.get(queue) == client.target.seq:
-                del self.clients[queue]
-                client.close()
-                # A later stream into that queue must not be taken for the closed one.
-                self.number = self.broker.new_session()
-            else:
-                self._idle_seqs[queue] = client.target.seq
+    def clients_in_use(self) -> set[QueueClient]:
+        """See `QueueStreams`."""
+        return {sender.client for sender in self.by_number.values()}
 
     def on_published(
         self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
@@ -517,8 +487,7 @@ class Session:
         """See `PublisherEvents`. Consumers attach again."""
         if self.state is not SessionState.MAPPED:
             return None
-        self.clients.pop(client.queue, None)
-        self._idle_seqs.pop(client.queue, None)
+        self.forget_client(client)
         self.on_flow(client, False)
         for sender in self.senders:
             if sender.client is client:

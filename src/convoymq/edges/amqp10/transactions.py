@@ -167,7 +167,7 @@ class Transactions:
         if count >= most:
             raise ResourceExhausted(f"a connection has at most {most} transactions at a time")
         self._count += 1
-        id = f"{session.number:x}-{self._count}".encode()
+        id = f"{session.queue_session:x}-{self._count}".encode()
         made = self.open[id] = Transaction(id, link)
         timeout_ms = session.settings.transaction_timeout_ms
         if timeout_ms:
