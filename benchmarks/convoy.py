@@ -20,6 +20,7 @@ import httpx
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.load import CHOSEN_PERF
 from benchmarks.systems import USABLE_S, LocalCluster, NotUsable, keep_up
 
 NODE_COMMAND = (sys.executable, "-m", "convoymq.cli", "node", "--config")
@@ -101,10 +102,12 @@ class ConvoyCluster(LocalCluster):
 
     def spawn(self, index: int) -> subprocess.Popen[bytes]:
         node = self.nodes[index]
+        # Nodes refuse variables that begin as theirs and are not.
+        kept = {name: value for name, value in os.environ.items() if name != CHOSEN_PERF}
         with self.log_path(node).open("ab") as output:
             return subprocess.Popen(
                 [*NODE_COMMAND, str(self.directory / f"{node.name}.conf")],
-                env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+                env=kept | {"PYTHONFAULTHANDLER": "1"},
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PERF = (sys.executable, "-m", "convoymq.cli.perf")
+CHOSEN_PERF = "CONVOY_PERF"
+"""Variable with the command of another build's load tool."""
 SLACK_S = 180.0
 """How much longer than its own windows a run may take (declaring, draining, a slow machine)."""
 
@@ -35,7 +37,7 @@ class Load:
 
     def command(self) -> list[str]:
         """The argument list of the run."""
-        chosen = os.environ.get("CONVOY_PERF")
+        chosen = os.environ.get(CHOSEN_PERF)
         words = [*(shlex.split(chosen) if chosen else PERF), "--format", "json"]
         words += ["--uri", self.declare, "--decl-uri", self.declare]
         for name, uris in (("pub-uri", self.publish), ("cons-uri", self.consume)):
