@@ -27,6 +27,7 @@ from convoymq.cli.cluster import (
 from convoymq.cli.output import HELP, Format, FormatOption, fail, print_json, show, table
 from convoymq.cli.recover import recover
 from convoymq.cli.tls import tls_app
+from convoymq.model.config.loading import hint
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.json import Json
 
@@ -379,12 +380,15 @@ def _ask(url: str, path: str, user: str, missing: str = "") -> Any:
 
 
 def _url(data: Path, url: str, but: int = 0) -> str:
-    if url:
-        return url
-    for local in _local_nodes(data):
-        if local.pid is not None and local.number != but:
-            return f"http://127.0.0.1:{local.http_port}"
-    raise fail(f"no other node of the cluster in {data} runs; give --url")
+    return url or _urls(data, but)[0]
+
+
+def _urls(data: Path, but: int = 0) -> list[str]:
+    """Returns the HTTP APIs of the nodes of a local cluster that run."""
+    running = [node for node in _local_nodes(data) if node.pid is not None and node.number != but]
+    if not running:
+        raise fail(f"no other node of the cluster in {data} runs; give --url")
+    return [f"http://127.0.0.1:{node.http_port}" for node in running]
 
 
 def _local_nodes(data: Path) -> list[LocalNode]:
@@ -392,6 +396,55 @@ def _local_nodes(data: Path) -> list[LocalNode]:
         return read_state(find_cluster(data))
     except BrokerError as error:
         raise fail(error.text) from None
+
+
+@app.command()
+def top(
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
+    list_: Annotated[str, typer.Option("--list", help="queues, nodes or consumers.")] = "queues",
+    sort: Annotated[str, typer.Option(help="Order; its first column of numbers without it.")] = "",
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two looks.", min=0.1, max=3600)
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="One look, as JSON.")] = False,
+) -> None:  # fmt: skip
+    """Show what the cluster does now: queues by rate, nodes, slow consumers."""
+    from convoymq.cli import top as shown
+
+    if list_ not in shown.LISTS:
+        raise fail(f"--list: there is no {list_}{hint(list_, shown.LISTS)}", 2)
+    sorts = shown.LISTS[list_].sorts
+    if sort and sort not in sorts:
+        raise fail(f"--sort: {list_} have {', '.join(sorts)}{hint(sort, sorts)}", 2)
+    urls = [url] if url else _urls(data)
+    view = shown.View(list_, sort)
+    try:
+        if once:
+            print(shown.once(urls, user, view))
+        elif not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise fail("a terminal is needed; `convoy top --once` prints one look", 2)
+        else:
+            shown.run(urls, user, interval, view)
+    except BrokerError as error:
+        raise fail(error.text) from None
+    except KeyboardInterrupt:
+        pass
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
+    words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+) -> None:
+    """Print what makes a shell complete `convoy`: `eval "$(convoy completion bash)"`."""
+    from convoymq.cli.completion import SCRIPTS, candidates
+
+    if shell == "words":
+        print("\n".join(candidates(words or [])))
+    elif shell in SCRIPTS:
+        print(SCRIPTS[shell], end="")
+    else:
+        raise fail(f"there is no completion for {shell}{hint(shell, SCRIPTS)}", 2)
 
 
 # -- queues -----------------------------------------------------------------------------------
