@@ -9,9 +9,12 @@ Every length is compared with what is there before it is used.
 
 import cython
 from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_BODY,
     AMQP_ENCODED,
+    AMQP_END,
     AMQP_FRAME_HEAD,
     AMQP_FRAME_OVERHEAD,
+    AMQP_HEADER,
     AMQP_SIZE,
     BIT_CONTENT_TYPE,
     BIT_DELIVERY_MODE,
@@ -22,11 +25,22 @@ from cython.cimports.convoymq.kernels.amqp import (
     HAS_CONTENT_TYPE,
     HAS_HEADERS,
     HAS_MASK,
+    HEADER_BODY_SIZE,
     HEADER_FLAGS,
     HEADER_PROPERTIES,
     MORE_FLAGS,
 )
-from cython.cimports.convoymq.kernels.bytes import bytes_pointer, load16, load32, load64
+from cython.cimports.convoymq.kernels.amqp10_values import enter
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    load16,
+    load32,
+    load64,
+    store16,
+    store32,
+    store64,
+    uninitialized,
+)
 from cython.cimports.convoymq.kernels.content import (
     check_content,
     is_named,
@@ -42,6 +56,11 @@ _TABLE_MAX = cython.declare(cython.Py_ssize_t, 1 << 20)
 _DELAY_MS_MAX = cython.declare(int64_t, 315360000000)
 _DELIVER_AT_MS_MAX = cython.declare(int64_t, 253402300799999)
 _converter = cython.declare(object, None)
+# Type octet of header frames of messages of AMQP 1.0, and codes of their sections.
+_AMQP_10 = cython.declare(cython.int, 0x82)
+_ANNOTATIONS = cython.declare(cython.int, 0x72)
+_PROPERTIES = cython.declare(cython.int, 0x73)
+_DATA = cython.declare(cython.int, 0x75)
 
 
 @cython.cfunc
@@ -231,10 +250,68 @@ def set_converter(converter):
     _converter = converter
 
 
+def data_content(content: bytes):
+    p: cython.p_uchar = bytes_pointer(content)
+    n: cython.Py_ssize_t = len(content)
+    if n < 3 or p[0] != _AMQP_10 or check_content(p, n, n) < 0:
+        return None
+    header: cython.Py_ssize_t = load32(p + AMQP_SIZE)
+    body: cython.Py_ssize_t = header + AMQP_FRAME_OVERHEAD
+    if n - body < AMQP_FRAME_OVERHEAD or walk_properties(p + AMQP_FRAME_HEAD, header) < 0:
+        return None
+    at: cython.Py_ssize_t = body + AMQP_FRAME_HEAD
+    end: cython.Py_ssize_t = n - 1
+    size: cython.Py_ssize_t
+    code: cython.int
+    count: uint32_t = 0
+    # Of several frames.
+    if end - at != load32(p + body + AMQP_SIZE):
+        return None
+    while True:
+        if end - at < 5 or p[at] != 0 or p[at + 1] != 0x53:
+            return None
+        code = p[at + 2]
+        at += 3
+        if code == _DATA:
+            break
+        if code < _ANNOTATIONS or code > _DATA:
+            return None
+        code = 0xC0 if code == _PROPERTIES else 0xC1
+        at = enter(p, cython.address(at), end, code, cython.address(count))
+        if at < 0:
+            return None
+    if p[at] == 0xA0:
+        size = p[at + 1]
+        at += 2
+    elif p[at] == 0xB0 and end - at >= 5:
+        size = load32(p + at + 1)
+        at += 5
+    else:
+        return None
+    if end - at != size:
+        return None
+    made: bytes = uninitialized(body + size + AMQP_FRAME_OVERHEAD if size else body)
+    q: cython.p_uchar = bytes_pointer(made)
+    string.memcpy(q, p, body)
+    q[0] = AMQP_HEADER
+    store64(q + AMQP_FRAME_HEAD + HEADER_BODY_SIZE, size)
+    if size:
+        q += body
+        q[0] = AMQP_BODY
+        store16(q + 1, 0)
+        store32(q + AMQP_SIZE, cython.cast(uint32_t, size))
+        string.memcpy(q + AMQP_FRAME_HEAD, p + at, size)
+        q[AMQP_FRAME_HEAD + size] = AMQP_END
+    return made
+
+
 @cython.cfunc
 def plain_content(content: bytes) -> bytes:
     if not content or bytes_pointer(content)[0] < AMQP_ENCODED:
         raise ValueError("content is damaged")
+    made: object = data_content(content)
+    if made is not None:
+        return made
     if _converter is None:
         raise ValueError("content is in an encoding that is not known here")
     return _converter(content)

@@ -26,3 +26,7 @@ def content_parts(content: bytes) -> tuple[bytes, bytes]:
 
 def replace_header(content: bytes, header: bytes) -> bytes:
     """Returns the content frames with another content header payload. Raises ValueError."""
+
+def data_content(content: bytes) -> bytes | None:
+    """Returns a content of AMQP 1.0 as AMQP 0-9-1 has it (`messages.record.as_amqp091`), when its
+    body is one data section in one frame; None: it is another, or damaged."""
