@@ -37,6 +37,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "x-priority-mode": {"x-priority-mode": "two-classes"},
     "x-deduplication-count": {"x-deduplication-count": 100},
     "x-deduplication-time": {"x-deduplication-time": 60_000},
+    "x-link-resume-timeout": {"x-link-resume-timeout": 60_000},
     "x-delayed-retry-type": {"x-delayed-retry-type": "all", "x-delayed-retry-min": 10},
     "x-delayed-retry-min": {"x-delayed-retry-min": 10},
     "x-delayed-retry-max": {"x-delayed-retry-max": 10},

@@ -97,6 +97,10 @@ class GroupMachine(SessionTable):
         """Returns whether CONFIG changes the settings, in the version in force."""
         return False
 
+    def knows_setting(self, name: str) -> bool:
+        """Returns whether CONFIG may have a setting, in the version in force."""
+        return self.configurable
+
     def set_version(self, version: int) -> None:
         """Carries out a `machine version` entry. Raises UnsupportedVersion."""
         self.version = supported.check_version(self, version)

@@ -475,7 +475,7 @@ class GroupQueue(Queue):
             return
         term, proposed = self._proposed
         known = {**machine.settings, **proposed} if term == self.term else machine.settings
-        wanted = self._wanted.items()
+        wanted = [(k, v) for k, v in self._wanted.items() if machine.knows_setting(k)]
         changed = {k: v for k, v in wanted if known.get(k, self.unset.get(k)) != v}
         if changed:
             self._proposed = (self.term, {**known, **changed})

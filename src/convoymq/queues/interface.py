@@ -8,7 +8,7 @@ back. All calls are synchronous and cheap; results come as events, in the same l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -42,6 +42,9 @@ TIMEOUT_ARGUMENT = "x-consumer-timeout"
 """A consumer's argument: ms that its client has to acknowledge a delivery; 0 = any."""
 NO_LEADER = "no leader"
 """Reason of a consumer's end when nobody leads its queue. What it holds can still be settled."""
+
+LINK_TAKEN = "link taken"
+"""Reason of a consumer's end when another one has its link, and what it held."""
 
 Row = dict[str, Any]
 """Facts by name, as the management API shows them; what they are depends on the name."""
@@ -118,6 +121,10 @@ class ConsumerSpec:
     credited: bool = False
     """The consumer gets as many messages as `QueueClient.grant` has granted, 0 at first, instead
     of a window."""
+    link: bytes = b""
+    """Key of its link, with which it may go on in another session (`Queue.link_resume_ms`)."""
+    resumes: bool = False
+    """The consumer gets what the one before it of its link holds; else that goes back."""
     wants: Callable[[bytes], bool] | None = None
     """Returns whether it wants a record, in types with `QueueFeatures.filters`; None: it wants
     all."""
@@ -135,6 +142,8 @@ class PublishOutcome(Enum):
     """The queue is full."""
     REFUSED_UNAVAILABLE = "unavailable"
     """Nobody knows whether they are safe."""
+    REFUSED_TAKEN = "link taken"
+    """Another link has the name of theirs; they are not in the queue."""
 
     def __bool__(self) -> bool:
         return self in _SAFE
@@ -267,11 +276,18 @@ class ClientEvents(PublisherEvents, Protocol):
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
         """The consumer is registered (comes before its first delivery), or refused with `error`."""
 
+    def on_resumed(
+        self, client: QueueClient, consumer: int, next_id: int, held: Sequence[int]
+    ) -> None:
+        """The consumer has taken over the ranges `held` of message ids from the one of its link
+        before it; it gets others from `next_id` on. Comes before `on_subscribed`."""
+        return
+
     def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
         """The channel's own cancel is done; unacknowledged deliveries stay with it."""
 
     def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
-        """The queue ended the consumer ("deleted", "lost", or `NO_LEADER`)."""
+        """The queue ended the consumer ("deleted", "lost", `NO_LEADER` or `LINK_TAKEN`)."""
 
     def on_get(self, client: QueueClient, result: GetResult) -> None:
         """Answers `get`, in the order of the calls."""
@@ -329,6 +345,11 @@ class QueueClient(ABC):
         """Lets a consumer with `ConsumerSpec.credited` get messages until it has got `limit` since
         it was subscribed; answered by `on_credit`. `drain`: those that are there now, no more."""
         raise NotImplementedError("consumers of this type have windows only")
+
+    def suspend(self, consumer: int) -> None:
+        """Ends a consumer with `ConsumerSpec.link`, whose queue keeps what it holds; answered by
+        `on_cancel_ok`."""
+        raise NotImplementedError("consumers of this type are not resumed")
 
     def remove(self, consumer: int) -> None:
         """Ends a consumer and gives back, unfailed, what it holds; answered by `on_cancel_ok`.
@@ -444,6 +465,8 @@ class Queue(ABC):
     consumer_timeout_ms: int | None = None
     """Longest time that deliveries may stay unacknowledged, by the queue's arguments and policies;
     0 = for as long as it takes, None = they do not say."""
+    link_resume_ms: int = 0
+    """Time for which the queue keeps what links held whose sessions ended; 0 = it does not."""
     ended: Refused | None = None
     """Reason why nothing can be done any more."""
     is_lost: bool = False
@@ -507,6 +530,12 @@ class Queue(ABC):
             Unavailable: the queue does not answer.
         """
         return True
+
+    async def claim_link(self, key: bytes, tags: Iterable[bytes]) -> tuple[int, list[int]]:
+        """Begins a publisher's link anew, where `link_resume_ms` is set (`queues.link_claims`).
+        Returns its epoch, and the indices of the delivery-tags that the queue has. Raises
+        Unavailable."""
+        raise NotImplementedError("links of this type are not resumed")
 
     def synchronise(self, *, cancels: bool = False) -> None:
         """Begins to bring mirrors up to date that are not synchronised, or ends that. Raises

@@ -29,6 +29,8 @@ FLAG_DRAIN = 1
 FLAG_UNASKED = 2
 """Of GRANT: it repeats one that was answered; nobody waits for another answer."""
 
+FLAG_SUSPEND = 1
+"""Of CANCEL: what the consumer holds is kept for the next one of its link."""
 FLAG_FAILED = 1
 """Of RETURN and MODIFY: their processing has failed."""
 FLAG_UNTRIED = 2

@@ -35,6 +35,7 @@ from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import missing
 from convoymq.queues.handing_over import publish_again, publish_for_closed
 from convoymq.queues.interface import ClientEvents, PublishOutcome, Queue, QueueClient
+from convoymq.queues.link_claims import FENCED
 from convoymq.queues.sessions import APPLIED_OK
 from convoymq.queues.transactions import CMD_BEGIN, outside_transactions
 from convoymq.queues.withdrawal import withdraw
@@ -108,7 +109,7 @@ class SessionClient(QueueClient):
         """Called every `TICK_MS` while the queue is being migrated: nothing is late."""
         self.waiting_since_ms = self.progress_ms = self.answered_ms = now_ms
 
-    def on_activity(self, consumer: int, active: bool) -> None:
+    def on_activity(self, consumer: int, said: int) -> None:
         """A consumer begins to be served, or is served no more; of types that say so."""
 
     def on_silence(self) -> None:
@@ -183,9 +184,11 @@ class SessionClient(QueueClient):
         for command in done:
             tags = command.tags
             if tags:
-                # Confirmed without a look at the status: the one refusal is a deleted queue, whose
-                # publishes are confirmed as well.
-                if confirmed is None:
+                # A deleted queue refuses, too: its publishes are confirmed.
+                if status != APPLIED_OK and reply == FENCED and command.seq == seq:
+                    taken = PublishOutcome.REFUSED_TAKEN
+                    self._events.on_published(self, tags, taken)
+                elif confirmed is None:
                     confirmed = list(tags)
                 elif confirmed[-1] + 1 == tags[0]:
                     confirmed[-1:] = tags[1:]

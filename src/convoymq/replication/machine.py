@@ -19,7 +19,7 @@ count, acquired count, failed delivery count[, annotations]): hand records [firs
 to the consumer."""
 EFFECT_ACTIVITY = 3
 """(kind, session, consumer, whether): the consumer of a queue with a single active one is served
-from now on, or no more."""
+from now on, or no more; 2: another consumer has its link, and what it held."""
 EFFECT_GAP = 4
 """(kind, session, last seq): commands after `last seq` were lost; resend them."""
 EFFECT_TIMER = 5

@@ -33,6 +33,7 @@ PARTITION, EXCHANGE = "partition", "exchange"
 DECLARED_TYPES = (CLASSIC, QUORUM, STREAM)
 """Types that refuse arguments of each other."""
 DURATION_MS_MAX = 315_360_000_000
+LINK_RESUME_MS_MAX = 24 * 3600 * 1000
 DEDUPLICATION_COUNT_MAX = 1_000_000
 LIMIT_MAX = (1 << 31) - 1
 PARTITIONS_MAX = 1024
@@ -215,6 +216,9 @@ ARGUMENT_KEYS: tuple[Key, ...] = (
         machine={QUORUM: "deduplication_count"}),
     Key("deduplication-time", "deduplication time", _DEDUPLICATION_MS, _NEW,
         machine={QUORUM: "deduplication_time_ms"}),
+    # Ours: what links of AMQP 1.0 leave behind (docs/adr/0202-links-that-are-resumed.md).
+    Key("link-resume-timeout", "link resume timeout", _ranged(0, LINK_RESUME_MS_MAX, " ms"),
+        {QUORUM: 7}, machine={QUORUM: "link_resume_timeout_ms"}),
     Key("max-age", "max age", _AGE, _LOGS, machine={STREAM: "max_age_ms"}),
     Key("stream-max-segment-size-bytes", "segment size", Integers(0, SEGMENT_BYTES_MAX), _LOGS,
         arguments=_COUNT, machine={STREAM: "segment_bytes"}),

@@ -95,8 +95,8 @@ ROWS = {
     "x-delayed-retry-max": Row((0, 1_000), DURATION, QUORUM),
 }
 OURS = {
-    "x-deduplication-count", "x-deduplication-time", "x-message-expiry", "x-priority-mode",
-    "x-requeue-position", "x-single-active-take-over", "x-trace",
+    "x-deduplication-count", "x-deduplication-time", "x-link-resume-timeout", "x-message-expiry",
+    "x-priority-mode", "x-requeue-position", "x-single-active-take-over", "x-trace",
 }  # fmt: skip
 OF_STREAMS = {
     "x-initial-cluster-size", "x-max-age", "x-stream-filter-size-bytes",

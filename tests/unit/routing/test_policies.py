@@ -99,6 +99,7 @@ def quorum_serves_all() -> Iterator[None]:
         ("priority-mode", "two-classes", "x", '<<"x">> is not a valid priority mode'),
         ("deduplication-count", 0, 1_000_001, "1000001 is not a valid number of message-ids"),
         ("deduplication-time", 604_800_000, "1h", '<<"1h">> is not a valid deduplication time'),
+        ("link-resume-timeout", 0, 86_400_001, "86400001 is not a valid link resume timeout"),
         ("max-age", "7D", "7d", '<<"7d">> is not a valid max age'),
         ("stream-max-segment-size-bytes", 1, 1 << 40, "1099511627776 is not a valid segment size"),
         ("stream-filter-size-bytes", 16, 15, "15 is not a valid filter size"),

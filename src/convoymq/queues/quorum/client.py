@@ -32,6 +32,7 @@ from convoymq.model.refusals import (
 )
 from convoymq.queues.interface import (
     GET_EMPTY,
+    LINK_TAKEN,
     MESSAGE_ID_MAX,
     NO_LEADER,
     NO_MODIFICATION,
@@ -48,13 +49,14 @@ from convoymq.queues.outcomes import (
     FLAG_DRAIN,
     FLAG_FAILED,
     FLAG_REJECTED,
+    FLAG_SUSPEND,
     FLAG_UNDELIVERABLE,
     FLAG_UNTRIED,
     Annotated,
     annotations_of,
     limit_of,
 )
-from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
+from convoymq.queues.quorum.consumers import TAKEN, WINDOW_UNLIMITED
 from convoymq.queues.reservations import Answer, reservation_refused
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
@@ -74,10 +76,11 @@ class _Consumer:
 
     __slots__ = (
         "active", "asked", "asked_at", "asked_ms", "cancelled", "cancelling", "grants",
-        "hears_cancel", "missed", "next_id", "paused", "subscribed",
+        "hears_cancel", "link", "missed", "next_id", "paused", "subscribed",
     )  # fmt: skip
 
-    def __init__(self, *, hears_cancel: bool = False) -> None:
+    def __init__(self, *, hears_cancel: bool = False, link: bytes = b"") -> None:
+        self.link = link
         self.next_id = 0
         self.hears_cancel = hears_cancel
         self.subscribed = False
@@ -133,7 +136,7 @@ class QuorumClient(SessionClient):
             error = PreconditionFailed(f"{self.queue.subject} gives no credit{OLDER_NODES}")
             self._events.on_subscribed(self, spec.number, error)
             return
-        self._consumers[spec.number] = _Consumer(hears_cancel=spec.hears_cancel)
+        self._consumers[spec.number] = _Consumer(hears_cancel=spec.hears_cancel, link=spec.link)
         asked = {
             "tag": spec.tag,
             "prefetch": spec.prefetch,
@@ -144,15 +147,21 @@ class QuorumClient(SessionClient):
         }
         if spec.credited:
             asked["credited"] = True
+        if spec.link:
+            asked |= {"link": spec.link, "resumes": spec.resumes}
         body = msgspec.msgpack.encode(asked)
         self._question(batch.CMD_CHECKOUT, len(body), spec.number, body, spec.number)
 
-    def cancel(self, consumer: int) -> None:
+    def cancel(self, consumer: int, flags: int = 0) -> None:
         """Ends a consumer."""
         known = self._consumers.get(consumer)
         if known is not None:
             known.cancelling = True
-        self._question(batch.CMD_CANCEL, 0, consumer, b"", consumer)
+        self._question(batch.CMD_CANCEL, 0, consumer, b"", consumer, flags)
+
+    def suspend(self, consumer: int) -> None:
+        """See `QueueClient`."""
+        self.cancel(consumer, FLAG_SUSPEND)
 
     def remove(self, consumer: int) -> None:
         """See `QueueClient`. Nothing is handed out between the two commands."""
@@ -288,11 +297,17 @@ class QuorumClient(SessionClient):
         super().close()
 
     def _question(
-        self, type: int, count: int, consumer: int, body: bytes = b"", note: object = None
+        self,
+        type: int,
+        count: int,
+        consumer: int,
+        body: bytes = b"",
+        note: object = None,
+        flags: int = 0,
     ) -> None:
         timeout_ms = self.queue.limits.operation_timeout_ms
         self._deadlines.append(self.queue.clock.monotonic_ms() + timeout_ms)
-        self._command(type, count, consumer, body, note)
+        self.target.command(type, flags, count, consumer, body, note)
 
     # --- what the machine says -----------------------------------------------------------
 
@@ -308,10 +323,12 @@ class QuorumClient(SessionClient):
         if seq in self._unanswered and self._is_reply(self._unanswered[seq][0], status, reply):
             self._answer_late(seq, status, reply)
 
-    @staticmethod
-    def _is_reply(command: PendingCommand, status: int, reply: object) -> bool:
+    def _is_reply(self, command: PendingCommand, status: int, reply: object) -> bool:
         """False for a mere "applied" where the command asked for content."""
         asked = command.type in (batch.CMD_GET, batch.CMD_RESERVATION, CMD_GRANT, CMD_END)
+        if command.type == batch.CMD_CHECKOUT:
+            known = self._consumers.get(command.note)
+            asked = known is not None and known.link != b""
         return not asked or status != APPLIED_OK or reply is not None
 
     def is_waiting(self) -> bool:
@@ -381,7 +398,15 @@ class QuorumClient(SessionClient):
                 return
             consumer = self._consumers[number]
             consumer.subscribed = True
-            self._events.on_subscribed(self, number, None)
+            if isinstance(reply, list):
+                next_id, *held = reply
+                consumer.next_id = next_id
+                self._events.on_resumed(self, number, next_id, held)
+            elif consumer.link:
+                # What it holds is not known: it goes back.
+                self.remove(number)
+                error = Unavailable("the queue's answer was lost")
+            self._events.on_subscribed(self, number, error)
             if consumer.asked:
                 consumer.asked = False
                 self._ask(number, consumer)
@@ -427,13 +452,17 @@ class QuorumClient(SessionClient):
         if missing and not known.paused and known.asked_at != known.next_id:
             self._ask(consumer, known)
 
-    def on_activity(self, consumer: int, active: bool) -> None:
-        """The queue says whether it is the single active one."""
+    def on_activity(self, consumer: int, said: int) -> None:
+        """The queue says whether it is the single active one, or that its link is another's."""
         known = self._consumers.get(consumer)
-        if known is None or known.cancelled or known.active is active or self.closed:
+        if known is None or known.cancelled or self.closed:
             return
-        known.active = active
-        self._events.on_activity(self, consumer, active)
+        if said == TAKEN:
+            known.cancelled = True
+            self._events.on_cancelled(self, consumer, LINK_TAKEN)
+        elif known.active is not bool(said):
+            known.active = bool(said)
+            self._events.on_activity(self, consumer, known.active)
 
     def _answer_gets(self, *, final: bool) -> None:
         """Answers calls of `get` in their order, as far as their messages are here."""

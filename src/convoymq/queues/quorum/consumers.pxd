@@ -20,6 +20,7 @@ cdef class Consumer:
     cdef public dict arguments
     cdef public uint64_t next_id
     cdef public int64_t limit
+    cdef public bytes link
     cdef public CheckedOut checked_out
     cdef public int64_t settled_at_once
     cdef public int64_t turn_limit

@@ -54,6 +54,9 @@ BUSY_TURN_MAX = 64
 #: Who settles within this time of its last turn may have twice as many in its next one.
 QUICK_MS = 100
 
+TAKEN = 2
+"""Of the effect ACTIVITY, in place of whether: another consumer has the link of this one now."""
+
 CONSUMER_EXISTS = "consumer_exists"
 EXCLUSIVE = "exclusive"
 
@@ -62,8 +65,9 @@ class Consumer:
     """One consumer and what it holds."""
 
     __slots__ = (
-        "arguments", "checked_out", "exclusive", "limit", "next_id", "no_ack", "number", "priority",
-        "queued", "session", "settled_at_once", "state", "tag", "turn_limit", "turn_ms", "window",
+        "arguments", "checked_out", "exclusive", "limit", "link", "next_id", "no_ack", "number",
+        "priority", "queued", "session", "settled_at_once", "state", "tag", "turn_limit",
+        "turn_ms", "window",
     )  # fmt: skip
 
     def __init__(self, session: QueueSession, number: int, state: int) -> None:
@@ -79,6 +83,8 @@ class Consumer:
         self.next_id = 0
         #: The message id below which messages are handed out; -1: the window alone says.
         self.limit = -1
+        #: Key of its link, which may go on without its session; empty: none (`links`).
+        self.link = b""
         self.queued = False
         self.checked_out = runs.CheckedOut()
         #: Messages of the last SETTLE that settled some; 0 in version 1.
@@ -137,7 +143,7 @@ class Consumer:
         if version >= BATCHES_SINCE:
             packed += [self.turn_limit, self.turn_ms]
         if version >= OUTCOMES_SINCE:
-            packed.append(self.limit)
+            packed += [self.limit, self.link]
         return packed
 
     def unpack(self, packed: list[Any]) -> None:
@@ -155,7 +161,7 @@ class Consumer:
         if len(packed) > 11:
             self.turn_limit, self.turn_ms = packed[11:13]
         if len(packed) > 13:
-            self.limit = packed[13]
+            self.limit, self.link = packed[13:15]
 
 
 class QueueSession(Session):
@@ -295,15 +301,25 @@ class Consumers:
 
     def begin(self, consumer: Consumer) -> None:
         """From now on a new consumer is served, when its turn comes."""
-        assert not consumer.checked_out.messages, "a consumer that begins holds messages"
+        assert not consumer.checked_out.messages or consumer.link, "a consumer begins with messages"
         assert not consumer.queued, "a consumer begins twice"
-        if self.single_active:
+        if consumer is self.active:
+            self._tell_activity(consumer, True)
+            self.serve_last(consumer)
+            self.choose_active()
+        elif self.single_active:
             consumer.state = WAITING
             self.waiting.append(consumer)
             self._tell_activity(consumer, False)
             self.choose_active()
         else:
             self.serve_last(consumer)
+
+    def succeed(self, before: Consumer, consumer: Consumer) -> None:
+        """A consumer has the messages of one that ended; it is active in its place."""
+        assert before.state == CANCELLED, "a consumer has a successor, and goes on"
+        if before is self.active:
+            self.active = consumer
 
     def poller(self, session: QueueSession) -> Consumer:
         """Returns the holder of what a session took by basic.get."""
@@ -341,18 +357,17 @@ class Consumers:
             self.choose_active()
 
     def end(self, consumer: Consumer) -> bool:
-        """The consumer's session is over; what it holds has to be returned. True when it was not
-        cancelled before. Who is active next is another question: `choose_active`."""
+        """The consumer's session is over; what it holds has to be returned, or kept. True when it
+        was not cancelled before. Who is active next is another question: `choose_active`."""
         self.serve_no_more(consumer)
         if consumer.state == WAITING:
             self.waiting.remove(consumer)
-        if consumer is self.active:
+        if consumer is self.active and not consumer.link:
             self.active = None
         if consumer.state < CANCELLED:
             self._left()
         ended = consumer.state != CANCELLED
         consumer.state = CANCELLED
-        assert consumer is not self.active, "an ended consumer is the active one"
         return ended
 
     def _left(self) -> None:

@@ -189,6 +189,13 @@ class Deliveries:
             self.machine.effects.append((*effect, note[0]) if note[0] else effect)
             message_id += part[3]
 
+    def trace_passed_on(self, before: Consumer, consumer: Consumer) -> None:
+        """Records that a consumer has what another one held."""
+        if self.machine.trace is not None:
+            for message_id, run in consumer.checked_out.held():
+                self._trace(words.RETURNED, 0, 0, before, run)
+                self._trace_handed_out(consumer, message_id, run, True)
+
     def _trace_handed_out(
         self, consumer: Consumer, message_id: int, run: runs.Run, hold: bool
     ) -> None:

@@ -46,6 +46,7 @@ def check_invariants(machine: QuorumMachine) -> None:
             assert consumer.number == number
             places += _check_held(consumer)
             _check_state(consumer, consumers, (session.id, number) in serving)
+    places += _check_links(machine)
     places += _check_reservations(machine)
     places += machine.operations.check()
     places += machine.transactions.check()
@@ -114,6 +115,22 @@ def _check_state(consumer: Consumer, consumers: Consumers, is_served: bool) -> N
         assert consumer.checked_out.messages, "a cancelled consumer stays for nothing"
 
 
+def _check_links(machine: QuorumMachine) -> list[Run]:
+    """Checks that consumers are those of their links, and that what is kept has a time."""
+    links = machine.links
+    attached = [consumer for consumer in machine.consumers.all() if consumer.link]
+    assert all(links.receivers[each.link] is each for each in attached)
+    assert len(links.receivers) == len(attached) + len(links.kept())
+    assert links.due_ms.keys() <= links.receivers.keys()
+    assert links._tags == sum(len(each.tags) for each in links.publishers.values())
+    places: list[Run] = []
+    for consumer in links.kept():
+        assert consumer.state == CANCELLED
+        assert consumer.checked_out.messages, "a link is kept for nothing"
+        places += _check_held(consumer)
+    return places
+
+
 def _check_reservations(machine: QuorumMachine) -> list[Run]:
     """Reservations hold their offsets without gaps; what they hold."""
     machine.reservations.check()
@@ -140,14 +157,14 @@ def _check_who_is_active(machine: QuorumMachine) -> None:
         return
     actives = [
         consumer
-        for consumer in consumers.all()
+        for consumer in [*consumers.all(), *machine.links.kept()]
         if consumer.state in (UP, QUIESCING) or (consumers.strict and consumer.state == CANCELLED)
     ]
     assert len(actives) + len(machine.reservations) <= 1
     assert consumers.active is (actives[0] if actives else None)
     assert consumers.is_reserved == (len(machine.reservations) > 0)
     if consumers.strict:
-        for consumer in consumers.all():
+        for consumer in [*consumers.all(), *machine.links.kept()]:
             assert consumer is consumers.active or not consumer.checked_out.messages, (
                 "who is not the active consumer holds messages"
             )
@@ -252,6 +269,7 @@ def _check_groups(machine: QuorumMachine) -> None:
         *backlog.levels.restored.all_runs(),
         *(run for fifo in backlog.levels.fifos() for run in fifo.runs()),
         *(run for consumer in machine.consumers.all() for _, run in consumer.checked_out.held()),
+        *(run for consumer in machine.links.kept() for _, run in consumer.checked_out.held()),
         *(run for each in machine.reservations.by_name.values() for _, run in each.held.held()),
         *backlog.waiting.runs(), *backlog.notes.avoided.runs(),
         *(run for held in machine.operations.held() for _, run in held.held()),

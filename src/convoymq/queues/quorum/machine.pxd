@@ -13,7 +13,7 @@ cdef class QuorumMachine(GroupMachine):
     cdef public Consumers consumers
     cdef public Deliveries deliveries
     cdef public object reservations, dead_letters, deduplication, delayed, waiting, operations
-    cdef public object transactions
+    cdef public object transactions, links
     cdef public int _attributes
     cdef public bint _deduplicates, is_frozen
     cdef public int64_t announced_due_ms, _expires_ms

@@ -18,6 +18,7 @@ The machine takes a command to the part that it is about:
 | `deduplication`      | which published messages are repeats, by their message-ids  |
 | `delayed`            | which messages wait for a time, and until when              |
 | `operations`         | what becomes of messages that an operator chose (ADR 0053)  |
+| `links`              | what outlives the sessions of clients that resume (ADR 0202)|
 | `transactions`       | what counts together with others, here and elsewhere        |
 | `reservations`       | what named readers may do (ADR 0008), by their own rules;   |
 |                      | `reservation_holder` says what that means here              |
@@ -44,7 +45,7 @@ Versions (ADR 0016):
        successor that nobody uses yet, and nothing expires (ADR 0128).
     6: GRANT, credit of consumers as an absolute limit (ADR 0200); MODIFY, what a consumer says of
        messages that it gives back (ADR 0201). Clients are told who is the single active consumer.
-       BEGIN and END, transactions (ADR 0204).
+       BEGIN and END, transactions (ADR 0204). Links that are resumed (ADR 0202).
 The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every node knows
 them (ADR 0086).
 
@@ -66,10 +67,12 @@ from convoymq.kernels.message_attributes import attribute_runs
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.group_machine import GroupMachine
+from convoymq.queues.link_claims import FENCED, KEY_BYTES, TAGGED
 from convoymq.queues.outcomes import (
     CMD_GRANT,
     CMD_MODIFY,
     FLAG_DRAIN,
+    FLAG_SUSPEND,
     LIMIT_MAX,
     unpack_modified,
 )
@@ -89,6 +92,7 @@ from convoymq.queues.quorum.deduplication import Deduplication
 from convoymq.queues.quorum.delayed import Delayed
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, due_of, mark_of
+from convoymq.queues.quorum.links import Links
 from convoymq.queues.quorum.operations import Operations
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
 from convoymq.queues.quorum.settings import (
@@ -96,6 +100,7 @@ from convoymq.queues.quorum.settings import (
     DISCONNECTED_TIMEOUT,
     FROZEN,
     KEEPS_ALL,
+    LINK_RESUME_TIMEOUT,
     NONE,
     SINCE_VERSION_2,
     check_changes,
@@ -176,6 +181,7 @@ class QuorumMachine(GroupMachine):
         holder = ReservationHolder(self, self.backlog, self.consumers, self.deliveries)
         self.reservations = Reservations(holder)
         self.transactions = Transactions(self)
+        self.links = Links(self)
 
     def _new_session(self, session_id: int) -> QueueSession:
         return QueueSession(session_id)
@@ -280,7 +286,10 @@ class QuorumMachine(GroupMachine):
             backlog = self.backlog
             size = batch.enqueue_bytes(data, offset)
             if session is not None and session.producer is not None:
-                repeated = self._repeated(session, count)
+                if self._is_fenced(session):
+                    self._reply(session, APPLIED_REJECTED, FENCED)
+                    return
+                repeated = self._repeated(session, count) if session.producer is not None else 0
                 size -= size * repeated // count
             count -= repeated
             if not self._deduplicates or not self.deduplication.enqueue(
@@ -294,6 +303,15 @@ class QuorumMachine(GroupMachine):
             self._reply(session, APPLIED_OK, repeated)
         else:
             self._applied(session)
+
+    def _is_fenced(self, session: QueueSession) -> bool:
+        """Notes the tag of a link's message; returns whether the link has gone on without it."""
+        assert session.producer is not None, "nothing is known of an origin"
+        name, first, _ = session.producer
+        if first < TAGGED or self.version < OUTCOMES_SINCE:
+            return False
+        session.producer = None
+        return not self.links.note(name, first)
 
     def enqueue_run(
         self, index: int, flags: int, first: int, count: int, size: int, data: bytes, offset: int
@@ -414,7 +432,12 @@ class QuorumMachine(GroupMachine):
         elif kind == CANCEL:
             consumer = session.consumers.get(arg)
             if consumer is not None and consumer.state < CANCELLED:
-                self.consumers.cancel(consumer)
+                if flags & FLAG_SUSPEND and consumer.link:
+                    self._end_consumer(consumer, failed=False)
+                    self._follow_active()
+                else:
+                    self.links.drop(consumer)
+                    self.consumers.cancel(consumer)
             self._reply(session, APPLIED_OK, None)
         elif kind == batch.CMD_PURGE:
             self._purge(session)
@@ -480,8 +503,11 @@ class QuorumMachine(GroupMachine):
             self._reply(session, APPLIED_REJECTED, refusal)
             return
         consumer = self.consumers.add(session, number, spec)
+        reply, link = None, spec.get("link")
+        if self.version >= OUTCOMES_SINCE and isinstance(link, bytes) and len(link) == KEY_BYTES:
+            reply = self.links.attach(consumer, link, bool(spec.get("resumes")))
         # The reply goes first: a consumer hears that it exists before its first delivery.
-        self._reply(session, APPLIED_OK, None)
+        self._reply(session, APPLIED_OK, reply)
         self.consumers.begin(consumer)
 
     def _purge(self, session: QueueSession) -> None:
@@ -509,6 +535,10 @@ class QuorumMachine(GroupMachine):
     @property
     def configurable(self) -> bool:
         return self.version >= 2
+
+    def knows_setting(self, name: str) -> bool:
+        """See `GroupMachine`."""
+        return self.version >= (OUTCOMES_SINCE if name == LINK_RESUME_TIMEOUT else 2)
 
     def set_version(self, version: int) -> None:
         """See `GroupMachine`; what the version brings begins as if it were not there."""
@@ -562,11 +592,19 @@ class QuorumMachine(GroupMachine):
             self._remove_session(session)
             self.transactions.session_ended(session.id)
             for consumer in list(session.consumers.values()):
-                ended = self.consumers.end(consumer)
-                self.deliveries.give_back_all(consumer, 1 if failed else 0)
-                if ended:
-                    tracing.owner(self.trace, words.GONE, consumer)
-            session.consumers.clear()
+                self._end_consumer(consumer, failed=failed)
+        self._follow_active()
+
+    def _end_consumer(self, consumer: Consumer, *, failed: bool) -> None:
+        """Takes a consumer out of its session: what it holds is kept for its link, or returned."""
+        ended = self.consumers.end(consumer)
+        del consumer.session.consumers[consumer.number]
+        if not self.links.keep(consumer):
+            self.deliveries.give_back_all(consumer, 1 if failed else 0)
+        if ended:
+            tracing.owner(self.trace, words.GONE, consumer)
+
+    def _follow_active(self) -> None:
         if self.consumers.single_active:
             self.consumers.choose_active()
 
@@ -582,8 +620,7 @@ class QuorumMachine(GroupMachine):
         for session in self._sessions_of(node):
             for consumer in session.consumers.values():
                 self.consumers.serve_no_more(consumer)
-        if self.consumers.single_active:
-            self.consumers.choose_active()
+        self._follow_active()
         due = self._nodes_due_ms()
         if due is not None:
             self.effects.append((EFFECT_TIMER, due))
@@ -598,9 +635,9 @@ class QuorumMachine(GroupMachine):
             return
         for session in self._sessions_of(node):
             for consumer in session.consumers.values():
+                self.links.heard(consumer)
                 self.consumers.serve_last(consumer)
-        if self.consumers.single_active:
-            self.consumers.choose_active()
+        self._follow_active()
 
     def _tick(self) -> None:
         """Returns the messages of consumers whose node has been away for too long, and of
@@ -617,8 +654,10 @@ class QuorumMachine(GroupMachine):
             state[1] = 1
             for session in self._sessions_of(node):
                 for consumer in list(session.consumers.values()):
-                    self.deliveries.give_back_all(consumer, 0)
-                    self.consumers.refresh(consumer)
+                    if not self.links.waits(consumer, state[0]):
+                        self.deliveries.give_back_all(consumer, 0)
+                        self.consumers.refresh(consumer)
+        self.links.expire()
         unused = self._unused_due_ms()
         if unused is not None and unused <= self.time_ms:
             self.effects.append((EFFECT_UNUSED,))
@@ -637,6 +676,7 @@ class QuorumMachine(GroupMachine):
             due
             for due in (
                 self.reservations.next_due_ms(),
+                self.links.next_due_ms(),
                 self._nodes_due_ms(),
                 self._message_due_ms() or None,
                 unused,
@@ -680,6 +720,7 @@ class QuorumMachine(GroupMachine):
     def _held_by_others(self) -> list[runs.CheckedOut]:
         held = [each.held for each in self.reservations.by_name.values()]
         held += self.operations.held() + self.transactions.held()
+        held += [consumer.checked_out for consumer in self.links.kept()]
         held.append(self.dead_letters.held)
         return held
 

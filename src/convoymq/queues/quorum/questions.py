@@ -9,6 +9,7 @@ answered with a map, or refused with a reason.
 | of `quorum.operations`           | 2             |                                    |
 | renew                            | 4             | the queue's lease begins anew      |
 | of `queues.transactions`         | 6             |                                    |
+| claim_link                       | 6             | see `Links.claim`                  |
 
 A version that does not know an op refuses it as malformed.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.queues import transactions
+from convoymq.queues.link_claims import CLAIM
 from convoymq.queues.quorum import operations
 from convoymq.queues.quorum.consumers import OUTCOMES_SINCE, QueueSession
 from convoymq.queues.quorum.delayed import BAD_CANCEL, CANCEL_SCHEDULED
@@ -70,6 +72,8 @@ def _apply(machine: QuorumMachine, op: Packed) -> tuple[str | None, object]:
         return machine.operations.apply(op)
     if version >= OUTCOMES_SINCE and kind in transactions.OPS:
         return machine.transactions.apply(op)
+    if version >= OUTCOMES_SINCE and kind == CLAIM:
+        return machine.links.claim(op)
     return machine.reservations.apply(op, machine.index, machine.time_ms)
 
 

@@ -57,6 +57,7 @@ from convoymq.queues.interface import (
     ScheduledPlace,
     StoredRun,
 )
+from convoymq.queues.link_claims import claim_of
 from convoymq.queues.quorum import views
 from convoymq.queues.quorum.browsing import Page, Question, page, record_at
 from convoymq.queues.quorum.client import QuorumClient
@@ -78,6 +79,7 @@ from convoymq.queues.quorum.scheduled import scheduled
 from convoymq.queues.quorum.settings import (
     FROZEN,
     KEEPS_ALL,
+    LINK_RESUME_TIMEOUT,
     NONE,
     SINCE_VERSION_2,
     machine_settings,
@@ -152,7 +154,7 @@ class QuorumQueue(GroupQueue):
         **options: Unpack[GroupOptions],
     ) -> None:
         super().__init__(**options)
-        self.unset = {KEEPS_ALL: 0}
+        self.unset = {KEEPS_ALL: 0, LINK_RESUME_TIMEOUT: 0}
         self.mover = DeadLetterMover(self, dead_letters)
         routes = dead_letters.routes if dead_letters is not None else None
         self.operation_mover = OperationMover(self, routes)
@@ -244,6 +246,8 @@ class QuorumQueue(GroupQueue):
         self.refuses_global_qos = follows_4_1 and bool(settings.get(TYPE_GIVEN))
         timeout_ms = settings.get("consumer-timeout")
         self.consumer_timeout_ms = timeout_ms if isinstance(timeout_ms, int) else None
+        resume_ms = settings.get("link-resume-timeout")
+        self.link_resume_ms = resume_ms if isinstance(resume_ms, int) else 0
         super().configure(settings)
 
     def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
@@ -251,7 +255,8 @@ class QuorumQueue(GroupQueue):
         if unserved and not self._warned_overflow:
             self.note("quorum.overflow_unserved", {"overflow": REJECT_PUBLISH_DLX})
         self._warned_overflow = unserved
-        return {**machine_settings(settings), KEEPS_ALL: int(handing_over.KEEPS_ALL in settings)}
+        keeps_all = int(handing_over.KEEPS_ALL in settings)
+        return {LINK_RESUME_TIMEOUT: 0, **machine_settings(settings), KEEPS_ALL: keeps_all}
 
     # --- full queues ---------------------------------------------------------------------
 
@@ -400,7 +405,7 @@ class QuorumQueue(GroupQueue):
         if type == link_frames.FRAME_APPLIED and c == STATUS_ACTIVITY:
             found = self._clients.get(a)
             if found is not None:
-                found.on_activity(b, d != 0)
+                found.on_activity(b, d)
             return
         if type == link_frames.FRAME_APPLIED:
             super().on_link_frame(node, type, group, a, b, c, d, body)
@@ -474,8 +479,7 @@ class QuorumQueue(GroupQueue):
         """Sends one effect to a session's node; returns the bytes of its messages. `since`: of a
         DELIVER that comes from the state."""
         if effect[0] == EFFECT_ACTIVITY:
-            _, session, consumer, active = effect
-            said = (session, consumer, STATUS_ACTIVITY, int(active))
+            said = (*effect[1:3], STATUS_ACTIVITY, int(effect[3]))
             frame = link_frames.frame(link_frames.FRAME_APPLIED, 0, self.group, *said)
             self._transport.send(node, frame)
             return 0
@@ -667,6 +671,11 @@ class QuorumQueue(GroupQueue):
     async def reservation(self, op: Mapping[str, object]) -> Row:
         return await self._reservation_client.op(op)
 
+    async def claim_link(self, key: bytes, tags: Iterable[bytes]) -> tuple[int, list[int]]:
+        """See `Queue`."""
+        answer: Row = await self._reservation_client.ask(claim_of(key, tags))
+        return answer["epoch"], answer["known"]
+
     async def reservation_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]]:
         return await self._reservation_client.runs(request)
 
@@ -763,7 +772,8 @@ class QuorumQueue(GroupQueue):
             # Its first messages may need what the newer version brings.
             return False
         known = {**SINCE_VERSION_2, **self.unset, **replica.machine.settings}
-        return all(known.get(name) == value for name, value in self._wanted.items())
+        knows = replica.machine.knows_setting
+        return all(known.get(name) == value for name, value in self._wanted.items() if knows(name))
 
     # --- looking at it -------------------------------------------------------------------
 

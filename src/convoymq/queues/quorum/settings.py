@@ -26,6 +26,9 @@ version 5 of the machine."""
 KEEPS_ALL = "keeps_all"
 """Setting of a queue that gets the messages of another one: 1 = nothing expires. Since version 5 of
 the machine."""
+LINK_RESUME_TIMEOUT = "link_resume_timeout_ms"
+"""Setting: how long a queue keeps what links of clients held whose connections ended; 0 = it does
+not. Since version 6 of the machine."""
 NONE = -1
 """No limit; also what a setting is that no CONFIG ever named."""
 
@@ -82,14 +85,15 @@ SINCE_VERSION_2: Mapping[str, int] = {
     "deduplication_count": NONE,
     "deduplication_time_ms": NONE,
 }
-#: Settings that CONFIG may change, beside those of migrations.
+#: Settings that CONFIG may change, beside those of later versions.
 CHANGEABLE = frozenset(("delivery_limit", *SINCE_VERSION_2))
+_OF_LATER_VERSIONS = frozenset((FROZEN, KEEPS_ALL, LINK_RESUME_TIMEOUT))
 
 
 def check_changes(settings: Mapping[str, int]) -> None:
     """Raises ValueError for what CONFIG cannot change."""
     for name, value in settings.items():
-        if name not in CHANGEABLE | {FROZEN, KEEPS_ALL} or not isinstance(value, int):
+        if name not in CHANGEABLE | _OF_LATER_VERSIONS or not isinstance(value, int):
             raise ValueError(f"a queue cannot change its setting '{name}' to {value!r}")
 
 

@@ -80,6 +80,8 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         packed["notes"] = backlog.notes.pack()
         if machine.transactions.is_open:
             packed["transactions"] = machine.transactions.pack()
+        if machine.links.is_used:
+            packed["links"] = machine.links.pack()
     return packed
 
 
@@ -145,6 +147,7 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
         machine.operations.unpack(known["operations"])
     if "notes" in known:
         backlog.notes.unpack(known["notes"])
+    machine.links.unpack(*known.get("links", ((), (), ())))
     if "transactions" in known:
         machine.transactions.unpack(known["transactions"])
         for held in machine.transactions.held():

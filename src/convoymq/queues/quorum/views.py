@@ -108,7 +108,7 @@ def state_snapshot(machine: QuorumMachine) -> list[Place]:
     out. A reservation or operation counts as session `reservation_session(name)`. Cost: O(runs)."""
     made: list[Place] = [(None, 0, 0, run) for run in machine.backlog.ready_runs()]
     made += [(None, 0, 0, run) for run in machine.backlog.waiting.runs()]
-    for consumer in machine.consumers.all():
+    for consumer in [*machine.consumers.all(), *machine.links.kept()]:
         made += [
             (consumer.session.id, consumer.number, message_id, run)
             for message_id, run in consumer.checked_out.held()

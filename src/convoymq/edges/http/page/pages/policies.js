@@ -29,6 +29,7 @@ const KEYS = [
   "consumer-timeout",
   "single-active-take-over",
   "deduplication-time",
+  "link-resume-timeout",
   "delayed-retry-type",
   "delayed-retry-min",
   "delayed-retry-max",

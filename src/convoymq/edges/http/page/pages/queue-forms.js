@@ -21,6 +21,7 @@ const ARGUMENTS = {
     "x-queue-leader-locator",
     "x-consumer-timeout",
     "x-deduplication-time",
+    "x-link-resume-timeout",
     "x-delayed-retry-type",
     "x-trace",
   ],
