@@ -34,6 +34,7 @@ from convoymq.edges.amqp10.frames import (
     FrameReader,
     frame,
 )
+from convoymq.edges.amqp10.link import Link
 from convoymq.edges.amqp10.lists import session_row
 from convoymq.edges.amqp10.performatives import (
     Begin,
@@ -106,11 +107,13 @@ class Connection(ClientConnection):
         handshake_left_s: float = 10.0,
         message_size_max: int = 16 << 20,
         default_vhost: str = "/",
+        names: dict[bytes, Link] | None = None,
     ) -> None:
         """
         Args:
             handshake_left_s: until the connection is open.
             message_size_max: limit of messages, bytes.
+            names: links of this node, by what identifies them (`recovery`).
         """
         self.begin(id, peer, local, ssl)
         self.broker = broker
@@ -120,6 +123,7 @@ class Connection(ClientConnection):
         self.certificate_name = certificate_name
         self.message_size_max = message_size_max
         self.default_vhost = default_vhost
+        self.names = {} if names is None else names
         self.state = State.HEADER
         self.mechanism = ""
         self.sessions_open: dict[int, Session] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from convoymq.broker.access import AMQP_10
 from convoymq.edges.amqp10.config import Amqp10Config
 from convoymq.edges.amqp10.connection import Connection
+from convoymq.edges.amqp10.link import Link
 from convoymq.edges.amqp10.opening import PROTOCOL_HEADERS
 from convoymq.edges.amqp10.receiving import Receiver
 from convoymq.edges.connections import close_all
@@ -46,6 +47,7 @@ class Amqp10Edge(Edge):
         self.message_size_max = config.listeners.max_message_size
         self.default_vhost = config.defaults.vhost
         self.connections: dict[int, Connection] = {}
+        self.names: dict[bytes, Link] = {}
         self.bytes_moved = 0
         self.flush = self._flush
         self.run_input = parts.run_input
@@ -84,6 +86,7 @@ class Amqp10Edge(Edge):
             handshake_left_s=incoming.handshake_left_s(),
             message_size_max=self.message_size_max,
             default_vhost=self.default_vhost,
+            names=self.names,
         )
         self.connections[connection.id] = connection
         return connection

@@ -18,6 +18,7 @@ from convoymq.edges.amqp10.link import SETTLED, UNSETTLED, Link
 from convoymq.edges.amqp10.performatives import Attach, Detach, Flow, Transfer, address_of_terminus
 from convoymq.edges.amqp10.serial import following
 from convoymq.edges.amqp10.states import LinkState
+from convoymq.messages.amqp10.values import Value
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
@@ -60,7 +61,7 @@ class Incoming(Link, ABC):
         """Returns whether nothing more is taken for now."""
         return self.session.is_alarmed
 
-    def start(self, attach: Attach) -> None:
+    def start(self, attach: Attach, unsettled: dict[Value, Value] | None = None) -> None:
         """Answers the client's attach."""
         session = self.session
         session.links[self.handle] = self
@@ -74,6 +75,7 @@ class Incoming(Link, ABC):
                 rcv_settle_mode=0,
                 source=attach.source,
                 target=attach.target,
+                unsettled=unsettled,
                 max_message_size=self.message_size_max,
                 properties=self.properties,
             )
@@ -161,7 +163,7 @@ class Incoming(Link, ABC):
         if len(transfer.delivery_tag or b"") > TAG_BYTES_MAX:
             raise link_fault(INVALID_FIELD, f"delivery-tag has more than {TAG_BYTES_MAX} bytes")
         mode, settled = self.snd_settle_mode, bool(transfer.settled)
-        told = mode in (UNSETTLED, SETTLED) and not transfer.aborted
+        told = mode in (UNSETTLED, SETTLED) and not (transfer.aborted or transfer.resume)
         if told and settled is not (mode == SETTLED):
             raise link_fault(
                 INVALID_FIELD,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from convoymq.edges.amqp10.errors import Fault, Scope, fault_of
+from convoymq.edges.amqp10.errors import LINK_STOLEN, Fault, Scope, fault_of, link_fault
 from convoymq.edges.amqp10.performatives import Attach, Composite, Detach, Flow
 from convoymq.edges.amqp10.states import LINK_MOVES, LinkState, SessionState
 from convoymq.messages.amqp10.values import Value
@@ -32,6 +32,8 @@ class Link:
         self.handle = handle
         self.name = name[:NAME_MAX]
         self.state = LinkState.ATTACHING
+        self.key = b""
+        """Identity of the link beyond its session (`recovery`); empty: it has no such name."""
         self.properties: dict[Value, Value] | None = None
         """Of our attach."""
         self.later: list[Composite] = []
@@ -41,6 +43,21 @@ class Link:
         """Moves to another state."""
         assert state in LINK_MOVES[self.state]
         self.state = state
+        names = self.session.connection.names
+        if state in (LinkState.DETACHING, LinkState.DETACHED) and names.get(self.key) is self:
+            del names[self.key]
+
+    def take_name(self, key: bytes) -> None:
+        """Takes a name, and detaches the link that has it."""
+        names = self.session.connection.names
+        before, names[key] = names.get(key), self
+        self.key = key
+        if before is not None:
+            before.lose_name()
+
+    def lose_name(self) -> None:
+        """Detaches the link: another one has its name now."""
+        self.fail(stolen())
 
     def fail(self, fault: Fault) -> None:
         """Detaches the link with an error."""
@@ -80,6 +97,11 @@ class Link:
     def end(self) -> None:
         """Ends without a word."""
         self.enter(LinkState.DETACHED)
+
+
+def stolen() -> Fault:
+    """Returns the error of a link whose name another one has."""
+    return link_fault(LINK_STOLEN, "another link has this name now")
 
 
 def refuse(session: Session, attach: Attach, fault: Fault) -> None:

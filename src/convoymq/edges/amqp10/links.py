@@ -16,7 +16,7 @@ from convoymq.edges.amqp10.errors import (
     fault_of,
     link_fault,
 )
-from convoymq.edges.amqp10.link import MIXED, SETTLED, refuse
+from convoymq.edges.amqp10.link import MIXED, SETTLED, attach_later, refuse
 from convoymq.edges.amqp10.management import attach_management
 from convoymq.edges.amqp10.performatives import (
     OUTCOMES,
@@ -25,7 +25,8 @@ from convoymq.edges.amqp10.performatives import (
     Source,
     Target,
 )
-from convoymq.edges.amqp10.receiving import Receiver, check_publish
+from convoymq.edges.amqp10.receiving import Receiver, check_publish, only_queue
+from convoymq.edges.amqp10.recovery import Claim, check_resumable, is_resumable, key_of
 from convoymq.edges.amqp10.sending import Sender
 from convoymq.edges.amqp10.subscriptions import attach_subscription, wants_subscription
 from convoymq.edges.amqp10.transactions import attach_coordinator
@@ -49,6 +50,7 @@ def attach(session: Session, attach: Attach) -> None:
     try:
         _check(attach)
         if isinstance(attach.target, Coordinator):
+            check_resumable(attach, None)
             attach_coordinator(session, attach)
             return
         own = attach.source if attach.role else attach.target
@@ -57,6 +59,8 @@ def attach(session: Session, attach: Attach) -> None:
             return
         if not isinstance(own, Source | Target):
             raise link_fault(INVALID_FIELD, "Attach refused: a link without a terminus here")
+        if own.address == MANAGEMENT or own.dynamic:
+            check_resumable(attach, None)
         if own.address == MANAGEMENT:
             attach_management(session, attach)
         elif own.dynamic:
@@ -79,8 +83,6 @@ def _attach_queue(session: Session, attach: Attach) -> None:
 
 def _check(attach: Attach) -> None:
     """Raises Fault for what is refused whatever the link leads to."""
-    if attach.unsettled or attach.incomplete_unsettled:
-        raise link_fault(NOT_IMPLEMENTED, "Link recovery not supported")
     for name, mode, most in (
         ("snd-settle-mode", attach.snd_settle_mode, MIXED),
         ("rcv-settle-mode", attach.rcv_settle_mode, SECOND),
@@ -108,7 +110,14 @@ def _attach_publisher(session: Session, attach: Attach) -> None:
         check_publish(session, destination.exchange, None)
         if not (destination.exchange or destination.is_reply):
             session.find_queue(destination.routing_key)
-    Receiver(session, attach, destination).start(attach)
+    queue = only_queue(session, destination)
+    check_resumable(attach, queue)
+    if queue is None or not is_resumable(attach, queue):
+        Receiver(session, attach, destination).start(attach)
+        return
+    claim = Claim(queue, key_of(session, attach))
+    made = Receiver(session, attach, destination, claim)
+    attach_later(session, attach, claim.begin(attach), lambda: made.start(attach))
 
 
 def _destination(address: Value) -> Destination:
@@ -153,7 +162,9 @@ def _consume(session: Session, attach: Attach, name: str) -> None:
     session.permissions.check("read", "queue", name)
     queue = session.find_queue(name)
     streams = queue.features.reads_by_offset
-    if source.distribution_mode == COPY and not streams:
+    copies = source.distribution_mode == COPY and not streams
+    check_resumable(attach, None if copies else queue)
+    if copies:
         Browser(session, attach, queue).start()
         return
     offset, filters, wants = _filters(source, queue)

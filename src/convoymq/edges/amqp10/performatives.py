@@ -112,6 +112,14 @@ _UINT = _plain(UInt)
 _ULONG = _plain(ULong)
 _USHORT = _plain(UShort)
 _STATE = _composites("delivery state")
+_STATES: _Kind[dict[Value, Value]] = _Kind(
+    "map of delivery states",
+    lambda value: (
+        type(value) is dict and all(state is None or _STATE.fits(state) for state in value.values())
+    ),
+    lambda value: _each_state(value, _STATE.read),
+    lambda value: _each_state(value, _STATE.write),
+)
 _TERMINUS = _composites("terminus")
 _ERROR = _composites("error")
 _SYMBOLS: _Kind[tuple[str, ...]] = _Kind(
@@ -120,6 +128,11 @@ _SYMBOLS: _Kind[tuple[str, ...]] = _Kind(
     _symbols_in,
     _symbols_out,
 )
+
+
+def _each_state(value: Value, convert: Callable[[Value], Value]) -> Value:
+    assert isinstance(value, dict)
+    return {tag: None if state is None else convert(state) for tag, state in value.items()}
 
 
 def _may(kind: _Kind[T], default: D) -> T | D:
@@ -235,7 +248,7 @@ class Attach(Composite):
     rcv_settle_mode: int = _may(_UBYTE, 0)
     source: Value = _may(_TERMINUS, None)
     target: Value = _may(_TERMINUS, None)
-    unsettled: dict[Value, Value] | None = _may(_MAP, None)
+    unsettled: dict[Value, Value] | None = _may(_STATES, None)
     incomplete_unsettled: bool = _may(_BOOLEAN, False)
     initial_delivery_count: int | None = _may(_UINT, None)
     max_message_size: int | None = _may(_ULONG, None)

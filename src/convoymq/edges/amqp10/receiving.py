@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.broker.firehose import Origin
+from convoymq.broker.publishing import Route
 from convoymq.edges.amqp10.addresses import Destination, target_of
 from convoymq.edges.amqp10.errors import (
     DECODE_ERROR,
@@ -42,6 +43,7 @@ from convoymq.edges.amqp10.performatives import (
     Transfer,
     accepted,
 )
+from convoymq.edges.amqp10.recovery import Claim, key_of
 from convoymq.edges.amqp10.serial import following, messages_ahead
 from convoymq.edges.amqp10.states import LinkState
 from convoymq.kernels.content import content_parts
@@ -79,9 +81,16 @@ class Receiver(Incoming):
 
     Args:
         destination: None: every message says it (anonymous terminus).
+        claim: of a link that may go on later.
     """
 
-    def __init__(self, session: Session, attach: Attach, destination: Destination | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        attach: Attach,
+        destination: Destination | None,
+        claim: Claim | None = None,
+    ) -> None:
         super().__init__(
             session,
             attach,
@@ -89,10 +98,16 @@ class Receiver(Incoming):
             message_size_max=session.connection.message_size_max,
         )
         self.destination = destination
+        self.claim = claim
         self.clients: set[QueueClient] = set()
         """Streams into the queues that the last message went to."""
         self._way: _Way | None = None
         self._way_version = _NEVER
+
+    def start(self, attach: Attach, unsettled: dict[Value, Value] | None = None) -> None:
+        """See `Incoming`."""
+        self.take_name(key_of(self.session, attach))
+        super().start(attach, self.claim.map() if self.claim is not None else unsettled)
 
     def window(self) -> int:
         """See `Incoming`."""
@@ -143,6 +158,7 @@ class Receiver(Incoming):
         broker, vhost = session.broker, session.connection.vhost
         if (
             destination is None
+            or self.claim is not None
             or vhost in broker.firehose.vhosts
             or not broker.publishing.serves_encodings
         ):
@@ -158,13 +174,7 @@ class Receiver(Incoming):
     def _find_way(self, destination: Destination) -> _Way | None:
         exchange, key = destination.exchange, destination.routing_key
         session = self.session
-        try:
-            check_publish(session, exchange, key)
-            route = session.broker.publishing.route(
-                session.connection.vhost, exchange, (key,), None
-            )
-        except BrokerError:
-            route = None
+        route = _route_of(session, destination)
         if route is None or not route.queues:
             # That may change while the version stays.
             self._way_version = _NEVER
@@ -181,6 +191,9 @@ class Receiver(Incoming):
 
     def take(self, first: Transfer, message: bytes) -> None:
         """Publishes a message. Raises Fault."""
+        if first.resume:
+            self._resume(first)
+            return
         try:
             stored = stored_of(message)
             content = content_of(stored.properties, stored.body, AMQP_10)
@@ -204,6 +217,15 @@ class Receiver(Incoming):
                 self.session.publishes.publish(self, first, destination, checked, size)
         except BrokerError as error:
             self._refused(first, error)
+
+    def _resume(self, first: Transfer) -> None:
+        """Answers a delivery that the queue has; others are ignored."""
+        tag, claim = first.delivery_tag or b"", self.claim
+        if claim is not None and tag in claim.known:
+            claim.known.discard(tag)
+            if not first.settled:
+                assert first.delivery_id is not None
+                self.session.publishes.settle(first.delivery_id, Accepted())
 
     def _check_user(self, stored: Stored) -> None:
         named, user = stored.properties.user_id, self.session.connection.user
@@ -238,6 +260,26 @@ def _destination_of(stored: Stored) -> Destination:
         return target_of(address)
     except PreconditionFailed as error:
         raise link_fault(PRECONDITION_FAILED, f"bad 'to' address string: {error.text}") from error
+
+
+def _route_of(session: Session, destination: Destination) -> Route | None:
+    """Returns where messages go that say nothing of it; None: nowhere."""
+    exchange, key = destination.exchange, destination.routing_key
+    try:
+        check_publish(session, exchange, key)
+        return session.broker.publishing.route(session.connection.vhost, exchange, (key,), None)
+    except BrokerError:
+        return None
+
+
+def only_queue(session: Session, destination: Destination | None) -> Queue | None:
+    """Returns the one queue of all messages to a destination; None: there is no such queue."""
+    if destination is None or destination.is_reply:
+        return None
+    route = _route_of(session, destination)
+    if route is None or not route.cacheable or len(route.queues) != 1:
+        return None
+    return route.queues[0]
 
 
 def check_publish(session: Session, exchange: str, routing_key: str | None) -> None:
@@ -327,8 +369,11 @@ class Publishes:
                 if tag:
                     self.on_published(queue.name, (tag, tag), PublishOutcome.REFUSED_LENGTH)
                 continue
+            claim = link.claim if tag else None
             if message.producer is not None and queue.features.drops_repeats:
                 client.target.name_next(*message.producer)
+            elif claim is not None and queue is claim.queue:
+                client.target.name_next(*claim.name(first.delivery_tag or b""))
             client.target.publish(parts, body_size, tag, message.flags)
 
     def route(
@@ -450,6 +495,11 @@ class Publishes:
                 if found.waiting:
                     waiting.append(found)
             self._unconfirmed[at:end] = waiting
+            if outcome is PublishOutcome.REFUSED_TAKEN:
+                # Whoever has the name is told what has come.
+                for found in told:
+                    found.link.lose_name()
+                continue
             for found in told:
                 if not found.waiting:
                     self._told(found)

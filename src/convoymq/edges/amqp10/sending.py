@@ -7,6 +7,7 @@ that a client with much credit that reads slowly has little lying here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,12 @@ from convoymq.edges.amqp10.errors import (
     NOT_FOUND,
     NOT_IMPLEMENTED,
     RESOURCE_DELETED,
+    Fault,
     Scope,
     fault_of,
     link_fault,
 )
-from convoymq.edges.amqp10.link import SETTLED, UNSETTLED, refuse
+from convoymq.edges.amqp10.link import SETTLED, UNSETTLED, refuse, stolen
 from convoymq.edges.amqp10.outgoing import Outgoing, Pending
 from convoymq.edges.amqp10.performatives import (
     OUTCOMES,
@@ -35,6 +37,7 @@ from convoymq.edges.amqp10.performatives import (
     Released,
     Source,
 )
+from convoymq.edges.amqp10.recovery import Resumed, is_resumable, key_of, resume, resumes
 from convoymq.edges.amqp10.serial import messages_ahead
 from convoymq.edges.amqp10.states import LinkState, SessionState
 from convoymq.kernels.amqp10_delivery import plain_transfers
@@ -46,7 +49,7 @@ from convoymq.messages.amqp10.values import Symbol, Value
 from convoymq.messages.record import read_names
 from convoymq.model.errors import BrokerError, as_broker_error
 from convoymq.model.tables import Field
-from convoymq.queues.interface import ConsumerSpec, Delivery, Queue
+from convoymq.queues.interface import LINK_TAKEN, ConsumerSpec, Delivery, Queue
 
 if TYPE_CHECKING:
     from convoymq.edges.amqp10.session import Session
@@ -80,6 +83,11 @@ class Sender(Outgoing):
         """Messages in the queue, by its last answer."""
         if filters:
             self.filters = filters
+        self.resumable = is_resumable(attach, queue)
+        self.resumed = Resumed(self)
+        self._held: Sequence[int] = ()
+        """Message ids that the queue had given this link before, while it is being attached."""
+        self._is_taken = False
         self._sent = 0
         self._got = 0
         self._limit = 0
@@ -102,6 +110,10 @@ class Sender(Outgoing):
         session = self.session
         session.links[self.handle] = self
         session.by_number[self.number] = self
+        attach = self._attach
+        assert attach is not None
+        key = key_of(session, attach)
+        self.take_name(key)
         self.client.subscribe(
             ConsumerSpec(
                 number=self.number,
@@ -113,9 +125,16 @@ class Sender(Outgoing):
                 hears_cancel=True,
                 stream_offset=offset,
                 credited=True,
+                link=key if self.resumable else b"",
+                resumes=resumes(attach),
                 wants=wants,
             )
         )
+
+    def on_resumed(self, next_id: int, held: Sequence[int]) -> None:
+        """The queue has given the link what an older one held."""
+        self._sent = self._got = self._limit = next_id
+        self._held = held
 
     def on_subscribed(self, error: Exception | None) -> None:
         """The queue has taken the consumer, or refused it."""
@@ -128,8 +147,15 @@ class Sender(Outgoing):
             refuse(self.session, self._attach, fault_of(as_broker_error(error), Scope.LINK))
             self._attach = None
             return
+        assert self._attach is not None
+        try:
+            unsettled = resume(self, self._attach, self._held)
+        except Fault as fault:
+            self.client.remove(self.number)
+            self.on_subscribed(fault)
+            return
         self.enter(LinkState.ATTACHED)
-        self._answer_attach()
+        self._answer_attach(unsettled)
         if self._active is not None:
             self.behind(self.send_echo)
             self.session.pump()
@@ -138,7 +164,7 @@ class Sender(Outgoing):
         if self._detach is not None:
             self.on_detach(self._detach)
 
-    def _answer_attach(self) -> None:
+    def _answer_attach(self, unsettled: dict[Value, Value] | None) -> None:
         attach, self._attach = self._attach, None
         assert attach is not None
         source = attach.source
@@ -160,6 +186,7 @@ class Sender(Outgoing):
                     outcomes=OUTCOMES,
                 ),
                 target=attach.target,
+                unsettled=unsettled,
                 initial_delivery_count=0,
                 max_message_size=attach.max_message_size,
                 offered_capabilities=FILTERS if self.queue.features.filters else (),
@@ -183,12 +210,14 @@ class Sender(Outgoing):
         drained, self._drains = self._drains, flow.drain
         self._echoes |= flow.echo
         if drained or flow.drain or self._echoes or self._limit - self._sent > self.credit:
-            self._ask()
+            self.ask()
         else:
             self.top_up()
 
-    def _ask(self) -> None:
-        """Tells the queue how many messages it may hand out."""
+    def ask(self) -> None:
+        """Tells the queue how many messages it may hand out, behind those that are resumed."""
+        if self.resumed.want() and self.credit:
+            return
         if self._asked:
             # The newest credit goes when the answer is there.
             self._again = True
@@ -217,7 +246,7 @@ class Sender(Outgoing):
         ):
             if self._is_full():
                 return
-            self._ask()
+            self.ask()
         session.hungry.discard(self)
 
     @property
@@ -258,7 +287,7 @@ class Sender(Outgoing):
             self.behind(self.send_echo)
         if self._again:
             self._again = False
-            self._ask()
+            self.ask()
         self.session.pump()
 
     @property
@@ -312,6 +341,9 @@ class Sender(Outgoing):
         """Returns what the link has of its queue."""
         session = self.session
         ids = session.take_back(self)
+        if self._is_taken:
+            return
+        ids += [(each, each) for each in self.resumed.ids]
         if session.by_number.get(self.number) is self:
             self.client.remove(self.number)
         elif ids:
@@ -323,8 +355,18 @@ class Sender(Outgoing):
         if self.state is not LinkState.DETACHED:
             was_attached = self.state is LinkState.ATTACHED
             self.enter(LinkState.DETACHED)
-            if was_attached:
+            if was_attached and not self.resumable:
                 self.client.remove(self.number)
+
+    def lose_name(self) -> None:
+        """See `Link`: the queue gives what the link holds to the other one, if it may resume."""
+        self._is_taken = self.resumable
+        if self.state is not LinkState.ATTACHING:
+            self.fail(stolen())
+            return
+        if not self._is_taken:
+            self.client.remove(self.number)
+        self.on_subscribed(stolen())
 
     def on_detach(self, detach: Detach) -> None:
         """Answers the client's detach when the queue has got back what the link had."""
@@ -336,7 +378,11 @@ class Sender(Outgoing):
             return
         self._detach = detach
         self.enter(LinkState.DETACHED)
-        self.give_back()
+        if detach.closed or not self.resumable:
+            self.give_back()
+        else:
+            self.session.take_back(self)
+            self.client.suspend(self.number)
 
     def on_removed(self) -> None:
         """The queue has ended the consumer."""
@@ -369,11 +415,20 @@ class Sender(Outgoing):
             self.on_subscribed(link_fault(NOT_FOUND, f"no {self.queue.subject}"))
         elif self.state is LinkState.DETACHED:
             self.on_removed()
+        elif reason == LINK_TAKEN:
+            self._is_taken = True
+            self.fail(stolen())
         elif reason == "deleted":
             self.session.take_back(self)
             self.fail(link_fault(RESOURCE_DELETED, f"queue '{name}' in vhost '{vhost}' deleted"))
         else:
             self.fail(link_fault(ILLEGAL_STATE, f"queue '{name}' in vhost '{vhost}': {reason}"))
+
+    def tag_of(self, message_id: int) -> bytes:
+        """Returns the tag of a delivery: its number among those to links of this name."""
+        if self.settled:
+            return b""
+        return message_id.to_bytes(4 if message_id <= SHORT_TAG_MAX else 8, "big")
 
     # --- lists ---------------------------------------------------------------------------------
 
@@ -434,7 +489,7 @@ class Deliveries(Pending):
                 if not self._begin():
                     return True
             message_id = self.delivery.first_id + self._next
-            if not self._send_parts(_tag(message_id, settled=link.settled)):
+            if not self._send_parts(link.tag_of(message_id)):
                 return False
             self._next += 1
             link.on_sent(message_id, 1)
@@ -527,9 +582,3 @@ class Deliveries(Pending):
             for queue in copy.queues:
                 target = session.client_of(queue).target
                 target.publish((copy.key, copy.content), copy.body_size, 0, 0)
-
-
-def _tag(message_id: int, *, settled: bool) -> bytes:
-    if settled:
-        return b""
-    return message_id.to_bytes(4 if message_id <= SHORT_TAG_MAX else 8, "big")

@@ -509,6 +509,13 @@ class Session(QueueStreams):
         for sender in self._sender(consumer):
             sender.on_subscribed(error)
 
+    def on_resumed(
+        self, client: QueueClient, consumer: int, next_id: int, held: Sequence[int]
+    ) -> None:
+        """See `ClientEvents`."""
+        for sender in self._sender(consumer):
+            sender.on_resumed(next_id, held)
+
     def on_credit(self, client: QueueClient, consumer: int, granted: int, ready: int) -> None:
         """See `ClientEvents`."""
         for sender in self._sender(consumer):

@@ -97,6 +97,7 @@ class FakeQueue:
         self.flags: list[int] = []
         self.producers: list[tuple[bytes, int]] = []
         self.trace: Any = None
+        self.link_resume_ms = 0
         self.refuses_publishes = False
         self.serves_attributes = type != "stream"
         self.serves_delays = type == "quorum"

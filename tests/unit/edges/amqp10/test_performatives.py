@@ -52,6 +52,9 @@ KINDS = {
     "ushort": st.integers(0, 65535),
     "value": st.text(max_size=8),
     "delivery state": st.builds(Accepted) | st.builds(Modified, delivery_failed=st.booleans()),
+    "map of delivery states": st.dictionaries(
+        st.binary(max_size=4), st.none() | st.builds(Accepted), max_size=3
+    ),
     "terminus": st.builds(Source, address=st.text(max_size=5))
     | st.builds(Target, address=st.none()),
     "error": st.builds(Error, condition=SYMBOLS, description=st.text(max_size=5)),
