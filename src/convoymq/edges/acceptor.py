@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -31,6 +32,7 @@ from convoymq.transport.listening import (
     listen,
     plain_address,
 )
+from convoymq.transport.shared_sockets import SharedSockets
 
 if TYPE_CHECKING:
     import ssl
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 CLOSE_READ_BYTES = 65536
+PUBLISH_S = 0.1
+"""Other processes of the machine know by then how many clients have left."""
 
 _ids = itertools.count(1)
 
@@ -224,6 +228,7 @@ class SharedPorts:
         close_timeout_s: how long a TLS connection that is closed may take for its last bytes.
         backlog: connections that the system accepts ahead of the process.
         run_input: calls what reads a connection, in place of the loop.
+        shared: the listening sockets, where the processes of a machine share them.
     """
 
     def __init__(
@@ -235,6 +240,7 @@ class SharedPorts:
         close_timeout_s: float = 5.0,
         backlog: int = BACKLOG,
         run_input: RunInput | None = None,
+        shared: SharedSockets | None = None,
     ) -> None:
         self.prefaces = Prefaces(edges)
         self.undecided: set[_Undecided] = set()
@@ -247,9 +253,11 @@ class SharedPorts:
         self._edges = tuple(edges)
         self._connections_max = connections_max
         self._backlog = backlog
+        self._shared = shared
+        self._tls_handshakes = 0
         self._acceptors: list[Acceptor] = []
-        self._servers: list[asyncio.Server] = []
         self._tasks = Tasks()
+        self._publishing: asyncio.TimerHandle | None = None
         self._stopping = False
         self._addresses: list[tuple[str, int, ssl.SSLContext | None]] = []
 
@@ -274,24 +282,34 @@ class SharedPorts:
             OSError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        sockets = listen(host, port, self._backlog)
+        if self._shared is None:
+            sockets = listen(host, port, self._backlog)
+            may_accept = None
+        else:
+            sockets = self._shared.open(host, port, self._backlog, self._count())
+            may_accept = self._may_accept
+            self._publish()
         self.sockets += sockets
         port = sockets[0].getsockname()[1]
+        accepted = self._accepted if tls is None else partial(self._accepted_tls, tls)
         for sock in sockets:
-            if tls is None:
-                self._acceptors.append(Acceptor(loop, sock, self._accepted, _not_accepted))
-                continue
-            server = await loop.create_server(
-                lambda: _TlsProtocol(self),
-                sock=sock,
-                backlog=self._backlog,
-                ssl=tls,
-                ssl_handshake_timeout=self.handshake_timeout_s,
-            )
-            self._servers.append(server)
+            self._acceptors.append(Acceptor(loop, sock, accepted, _not_accepted, may_accept))
         for address in addresses_of(host):
             log.info("amqp.listening", host=address, port=port, tls=tls is not None)
         return port
+
+    def _may_accept(self) -> bool:
+        assert self._shared is not None
+        return self._shared.may_accept(self._count())
+
+    def _publish(self) -> None:
+        """Keeps telling the machine's other processes how many clients this one has."""
+        assert self._shared is not None
+        if self._publishing is not None:
+            self._publishing.cancel()
+        self._shared.keep_open(self._count())
+        loop = asyncio.get_running_loop()
+        self._publishing = loop.call_later(PUBLISH_S, self._publish)
 
     def stop(self) -> None:
         """Accepts no more for ever, and closes what is undecided."""
@@ -302,22 +320,28 @@ class SharedPorts:
         """Accepts no more until `open`, and closes what is undecided."""
         self.sockets = []
         acceptors, self._acceptors = self._acceptors, []
-        servers, self._servers = self._servers, []
         for acceptor in acceptors:
             acceptor.close()
-        for server in servers:
-            server.close()
+        if self._publishing is not None:
+            self._publishing.cancel()
+        if self._shared is not None:
+            self._shared.close()
         for connection in list(self.undecided):
             connection.close()
 
     def has_room(self) -> bool:
         """Returns whether one more connection may come in; counts the refused."""
-        count = len(self.undecided) + sum(edge.connection_count() for edge in self._edges)
-        if self._stopping or count >= self._connections_max:
+        if self._stopping or self._clients() >= self._connections_max:
             self.refused_connections += 1
             log.warning("amqp.connection_limit", limit=self._connections_max)
             return False
         return True
+
+    def _clients(self) -> int:
+        return len(self.undecided) + sum(edge.connection_count() for edge in self._edges)
+
+    def _count(self) -> int:
+        return self._clients() + self._tls_handshakes
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         """Runs in a task of this object."""
@@ -335,6 +359,24 @@ class SharedPorts:
             _Plain(self, sock, peer)
         except OSError:
             sock.close()
+
+    def _accepted_tls(self, tls: ssl.SSLContext, sock: socket.socket, _peer: SocketAddress) -> None:
+        sock.setblocking(False)
+        self._tasks.spawn(self._handshake(tls, sock))
+
+    async def _handshake(self, tls: ssl.SSLContext, sock: socket.socket) -> None:
+        self._tls_handshakes += 1
+        try:
+            # A client that does not complete it gets no other answer than the end.
+            with contextlib.suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: _TlsProtocol(self),
+                    sock,
+                    ssl=tls,
+                    ssl_handshake_timeout=self.handshake_timeout_s,
+                )
+        finally:
+            self._tls_handshakes -= 1
 
 
 def _not_accepted(error: OSError) -> None:

@@ -58,6 +58,7 @@ from convoymq.transport.links import Links
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
+    from convoymq.node.supervised import Supervised
     from convoymq.queues.interface import Row
     from convoymq.trace.recorder import Traces
 
@@ -78,8 +79,18 @@ may queue."""
 class Node:
     """One node. `await run()` starts it, serves until `stop()` or a signal, and closes it."""
 
-    def __init__(self, config: Config, output: logs.LogOutput | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        output: logs.LogOutput | None = None,
+        supervised: Supervised | None = None,
+    ) -> None:
+        """
+        Args:
+            supervised: what the node has in common with other processes of its machine.
+        """
         self.config = config
+        self._supervised = supervised
         self._output = output or logs.LogOutput()
         self.id = config.node.id
         self.log = structlog.get_logger().bind(node=self.id)
@@ -97,7 +108,7 @@ class Node:
         self.edges: tuple[Edge, ...] = ()
         self.broker: Broker | None = None
         self.watermarks = watermarks(config)
-        self.manager = ServiceManager()
+        self.manager = ServiceManager(channel=supervised.channel if supervised else None)
 
     # -- start and end ----------------------------------------------------------------------
 
@@ -169,6 +180,15 @@ class Node:
         for number, action in actions.items():
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
                 self._loop.add_signal_handler(number, action)
+        if self._supervised is not None:
+            # The supervisor says nothing: its channel is readable when it has ended.
+            channel = self._supervised.channel.fileno()
+            self._loop.add_reader(channel, self._on_supervisor_gone, channel)
+
+    def _on_supervisor_gone(self, channel: int) -> None:
+        self._loop.remove_reader(channel)
+        self.log.warning("node.supervisor_gone")
+        self.stop()
 
     def _on_hangup(self) -> None:
         self._reopen_log()
@@ -299,7 +319,8 @@ class Node:
         self.manager.starting("Opens queues")
         await self._open_broker()
         assert self.broker is not None
-        self.served = ServedEdges(self.config, self.broker, self.rounds, self._activity)
+        shared = self._supervised.sockets if self._supervised is not None else None
+        self.served = ServedEdges(self.config, self.broker, self.rounds, self._activity, shared)
         self.edges = self.served.all
         self.rounds.carry_out(self.host, self.links, self.broker, self.edges)
         await self.broker.maintenance.attach(

@@ -4,11 +4,17 @@ files that can be read, and addresses that are free. Texts name key and file or 
 from __future__ import annotations
 
 import errno
+import socket
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from convoymq.edges.configuration import listeners, tls_in_use
 from convoymq.model.config import Address, Config, ConfigError
 from convoymq.transport.credentials import read_secret, tls_contexts
 from convoymq.transport.listening import listen
+from convoymq.transport.shared_sockets import Bound, bind
+
+T = TypeVar("T")
 
 
 def check_files(config: Config) -> None:
@@ -47,18 +53,37 @@ def _readable(files: dict[str, str]) -> None:
             raise ConfigError(f"{key}: {path}: {error.strerror}") from None
 
 
-def check_addresses(config: Config) -> None:
-    """Binds every address and lets it go. Raises ConfigError."""
+def check_addresses(config: Config, *, has_clients: bool = False) -> None:
+    """Binds every address and lets it go. Raises ConfigError.
+
+    Args:
+        has_clients: the process has inherited the addresses of clients.
+    """
     wanted: dict[str, tuple[Address, ...]] = {"cluster.listen": (config.link_address,)}
     wanted |= {listener.key: listener.addresses for listener in listeners(config)}
+    if has_clients:
+        for listener in config.listeners.listeners():
+            del wanted[listener.key]
     for key, addresses in wanted.items():
         for address in addresses:
-            try:
-                sockets = listen(address.host, address.port)
-            except OSError as error:
-                hint = ""
-                if error.errno == errno.EADDRINUSE:
-                    hint = "; does another node run there? Give it another port"
-                raise ConfigError(f"{key}: {error.strerror}{hint}") from None
-            for each in sockets:
+            for each in _bound(key, lambda: listen(address.host, address.port)):  # noqa: B023
                 each.close()
+
+
+def bind_clients(config: Config) -> Bound:
+    """Binds the addresses of clients, for the processes of a machine. Raises ConfigError."""
+    bound: dict[tuple[str, int], Sequence[socket.socket]] = {}
+    for listener in config.listeners.listeners():
+        bound |= _bound(listener.key, lambda: bind(listener.addresses))  # noqa: B023
+    return bound
+
+
+def _bound(key: str, bind: Callable[[], T]) -> T:
+    """Returns what binds the addresses of a key. Raises ConfigError."""
+    try:
+        return bind()
+    except OSError as error:
+        hint = ""
+        if error.errno == errno.EADDRINUSE:
+            hint = "; does another node run there? Give it another port"
+        raise ConfigError(f"{key}: {error.strerror}{hint}") from None

@@ -19,10 +19,15 @@ from convoymq.node.preflight import check_addresses, check_files
 
 if TYPE_CHECKING:
     from convoymq.model.config import Config
+    from convoymq.node.supervised import Supervised
 
 
-def run(config: Config) -> int:
-    """Runs a node in this process until it is told to stop; returns the exit code."""
+def run(config: Config, supervised: Supervised | None = None) -> int:
+    """Runs a node in this process until it is told to stop; returns the exit code.
+
+    Args:
+        supervised: what it has in common with other processes of its machine.
+    """
     try:
         output = logs.set_up(config.log)
     except OSError as error:
@@ -32,10 +37,10 @@ def run(config: Config) -> int:
     tune_malloc()
     reserve_descriptors()
     log = structlog.get_logger().bind(node=config.node.id)
-    node = Node(config, output)
+    node = Node(config, output, supervised)
     try:
         check_files(config)
-        check_addresses(config)
+        check_addresses(config, has_clients=supervised is not None)
         if config.node.loop == "uvloop":
             import uvloop
 

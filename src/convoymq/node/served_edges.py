@@ -15,6 +15,7 @@ from convoymq.edges.edge import Edge, NodeParts
 from convoymq.edges.registry import open_edges
 from convoymq.model.config import Config
 from convoymq.node.rounds import Rounds
+from convoymq.transport.shared_sockets import SharedSockets
 
 if TYPE_CHECKING:
     import ssl
@@ -27,12 +28,19 @@ class ServedEdges:
 
     Args:
         activity: returns a number that changes when clients are active (`NodeParts.activity`).
+        shared: the listening sockets of clients that this process shares with others.
     """
 
     def __init__(
-        self, config: Config, broker: Broker, rounds: Rounds, activity: Callable[[], int]
+        self,
+        config: Config,
+        broker: Broker,
+        rounds: Rounds,
+        activity: Callable[[], int],
+        shared: SharedSockets | None = None,
     ) -> None:
         self._config = config
+        self._shared = shared
         self._run_input = rounds.run_input
         parts = NodeParts(
             config=config,
@@ -56,6 +64,7 @@ class ServedEdges:
             handshake_timeout_s=listeners.handshake_timeout_ms / 1000,
             backlog=listeners.backlog,
             run_input=self._run_input,
+            shared=self._shared,
         )
         for addresses, tls in ((listeners.tcp, None), (listeners.ssl, self._client_tls())):
             for address in addresses:

@@ -17,6 +17,10 @@ BACKLOG = 1024
 
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_S = 1.0
+LEFT_S = 0.005
+"""Time between two looks at a connection that is left to another process."""
+LEFT_MAX_S = 0.1
+"""A connection that no other process has accepted by then is accepted all the same."""
 
 HANG_UP_CHECK_S = 1.0
 """Time between two checks that the clients of connections that are not read are still there."""
@@ -36,10 +40,13 @@ _GONE = frozenset(
 _NO_FAMILY = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
 
 
-def listen(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
+def listen(host: str, port: int, backlog: int | None = BACKLOG) -> list[socket.socket]:
     """Returns non-blocking sockets that listen on the same port of the host's addresses.
 
     `::` listens for IPv4 too. Port 0 takes one that is free for all of them.
+
+    Args:
+        backlog: connections that the system accepts ahead; None: the sockets are only bound.
 
     Raises:
         OSError: an address cannot be bound; nothing is left open.
@@ -61,6 +68,8 @@ class Acceptor:
         accepted: takes a connection, which still blocks, and its peer's address.
         failed: hears why no connection can be taken for `ACCEPT_PAUSE_S`: no file descriptor is
             free, or no memory.
+        may_accept: returns whether a connection shall not be left to another process that accepts
+            on the same socket.
     """
 
     def __init__(
@@ -69,11 +78,14 @@ class Acceptor:
         listening: socket.socket,
         accepted: Callable[[socket.socket, SocketAddress], None],
         failed: Callable[[OSError], None],
+        may_accept: Callable[[], bool] | None = None,
     ) -> None:
         self._loop = loop
         self._listening = listening
         self._accepted = accepted
         self._failed = failed
+        self._may_accept = may_accept
+        self._left_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._resume()
@@ -90,15 +102,19 @@ class Acceptor:
 
     def _resume(self) -> None:
         self._timer = None
+        if self._left_since is not None and not is_readable(self._listening):
+            # Another process has accepted it.
+            self._left_since = None
         self._loop.add_reader(self._listening.fileno(), self._readable)
 
     def _readable(self) -> None:
         for _ in range(ACCEPTS_PER_TURN):
-            if self._closed:
+            if self._closed or self._is_left():
                 return
             try:
                 sock, peer = self._listening.accept()
             except (BlockingIOError, InterruptedError):
+                self._left_since = None
                 return
             except OSError as error:
                 if error.errno in _GONE:
@@ -106,11 +122,27 @@ class Acceptor:
                 if error.errno not in _NO_ROOM:
                     raise
                 # Who calls waits in the kernel's queue meanwhile; trying at once would only spin.
-                self._loop.remove_reader(self._listening.fileno())
-                self._timer = self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
+                self._pause(ACCEPT_PAUSE_S)
                 self._failed(error)
                 return
+            self._left_since = None
             self._accepted(sock, peer)
+
+    def _is_left(self) -> bool:
+        """Returns whether a connection is left to another process, and looks again soon."""
+        if self._may_accept is None or self._may_accept():
+            return False
+        now = self._loop.time()
+        if self._left_since is None:
+            self._left_since = now
+        elif now - self._left_since >= LEFT_MAX_S:
+            return False
+        self._pause(LEFT_S)
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listening.fileno())
+        self._timer = self._loop.call_later(seconds, self._resume)
 
 
 class HangUpWatch:
@@ -138,6 +170,13 @@ class HangUpWatch:
         blocked = self._blocked()
         for fd in hung_up(blocked.keys() - {-1}):
             blocked[fd]()
+
+
+def is_readable(sock: socket.socket) -> bool:
+    """Returns whether a listening socket has a connection waiting."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def descriptor_of(transport: asyncio.BaseTransport | None) -> int:
@@ -184,14 +223,15 @@ def plain_address(address: str) -> str:
     return address
 
 
-def _listen(hosts: tuple[str, ...], port: int, backlog: int) -> list[socket.socket]:
+def _listen(hosts: tuple[str, ...], port: int, backlog: int | None) -> list[socket.socket]:
     made: list[socket.socket] = []
     try:
         for host in hosts:
             made.append(_bind(host, port))
             port = made[0].getsockname()[1]
         for sock in made:
-            sock.listen(backlog)
+            if backlog is not None:
+                sock.listen(backlog)
             sock.setblocking(False)
     except OSError:
         for sock in made:

@@ -16,6 +16,7 @@ from convoymq.model.config.values import (
     parse_int,
     parse_listener,
     parse_optional_int,
+    parse_processes,
     parse_words,
 )
 
@@ -73,6 +74,7 @@ _LABELS: dict[Callable[[str], object], str] = {
     parse_addresses: "addresses",
     parse_address: "address",
     parse_words: "words",
+    parse_processes: "number or auto",
 }
 
 

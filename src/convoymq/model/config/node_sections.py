@@ -12,6 +12,7 @@ from convoymq.model.config.values import (
     parse_addresses,
     parse_bytes,
     parse_listener,
+    parse_processes,
 )
 
 
@@ -49,6 +50,20 @@ class NodeConfig:
         """How long an orderly stop may take. Shorter: clients may have to wait for an election
         instead of a transfer of leadership.""",
         unit="ms", low=0, high=600_000,
+    )  # fmt: skip
+    processes: int = key(
+        "node.processes", 1,
+        """Processes of this machine, each of which uses a core: nodes of the cluster with one port
+        for clients (docs/scale.md). `auto`: as many as the machine has cores, less one. With fewer
+        than before, forget the nodes that are gone.""",
+        parse=parse_processes,
+    )  # fmt: skip
+    id_step: int = key(
+        "node.id_step", 32,
+        """Process k of this machine is node `node.id` + step × (k - 1). 32 leaves numbers for 31
+        machines of 8 processes, 16 for 15 machines of 16. Set it alike on all machines; changing it
+        makes the processes different nodes.""",
+        low=1, high=128,
     )  # fmt: skip
     machine: int = 0
     """Number of its machine, where it is one of several processes; 0: it is the machine."""

@@ -126,3 +126,13 @@ def parse_words(text: str) -> tuple[str, ...]:
     if text.strip().lower() == "none":
         return ()
     return tuple(part for part in re.split(r"[,\s]+", text.strip()) if part)
+
+
+def parse_processes(text: str) -> int:
+    """Returns a number of processes; 0 = `auto`."""
+    if text.strip() == "auto":
+        return 0
+    count = parse_int(text)
+    if count < 1:
+        raise ValueError("must be a number from 1 on, or auto")
+    return count
