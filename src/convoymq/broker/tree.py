@@ -19,6 +19,7 @@ from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.global_parameters import check_number, global_parameters
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.maintenance import drained_nodes
+from convoymq.metadata.placement import siblings
 from convoymq.metadata.topics import find_topic, get_topic
 from convoymq.metadata.tree import Tree
 from convoymq.model.json import Json
@@ -126,6 +127,10 @@ class NodeListView:
     def all(self) -> list[NodeRecord]:
         """Returns all nodes, by number."""
         return [self._tree.nodes[node] for node in sorted(self._tree.nodes)]
+
+    def of_machine(self, node: int) -> list[int]:
+        """Returns the numbers of all nodes on the machine of a node, itself included."""
+        return siblings(node, sorted(self._tree.nodes), self._tree.places())
 
     def find(self, text: str) -> NodeRecord | None:
         """Returns a node by its name or number; None = there is none."""

@@ -24,6 +24,7 @@ from convoymq.cli.cluster import (
     read_state,
     resident_bytes,
 )
+from convoymq.cli.machines import machines
 from convoymq.cli.output import HELP, Format, FormatOption, fail, print_json, show, table
 from convoymq.cli.recover import recover
 from convoymq.cli.tls import tls_app
@@ -89,7 +90,10 @@ def convoy(
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(help="Nodes, each a process.")] = 3,
+    nodes: Annotated[int, typer.Option(help="Nodes.")] = 3,
+    processes: Annotated[
+        int, typer.Option(help="Processes of each node: it is a machine with so many cores then.")
+    ] = 1,
     data: DataOption = DATA_DEFAULT,
     base_port: Annotated[
         int, typer.Option(help="AMQP port of the first node; see below for the others.")
@@ -115,7 +119,7 @@ def up(
         signal.signal(number, lambda got, _frame: stopping.append(got))
     started = time.monotonic()
     try:
-        cluster = LocalCluster(data, nodes, base_port, settings)
+        cluster = LocalCluster(data, nodes, base_port, settings, processes)
         cluster.start()
     except BrokerError as error:
         raise fail(error.text) from None
@@ -182,6 +186,7 @@ class NodeRow(TypedDict, total=False):
     metrics_port: int
     link_port: int
     uri: str
+    processes: int
     memory_bytes: int
     cpu_cores: float | None
     name: str | None
@@ -226,13 +231,16 @@ def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[
             "metrics_port": node.metrics_port,
             "link_port": node.link_port,
             "uri": node.uri,
-            "memory_bytes": resident_bytes(node.pid) if node.pid is not None else 0,
+            "processes": node.processes,
+            "memory_bytes": sum(map(resident_bytes, node.pids())),
         }
         if node.pid is not None:
             if sampler is not None:
-                busy = sampler.rate(f"{node.number}.cpu", cpu_seconds(node.pid))
+                busy = sampler.rate(f"{node.number}.cpu", sum(map(cpu_seconds, node.pids())))
                 row["cpu_cores"] = None if busy is None else round(busy, 2)
             row.update(_node_facts(node, sampler))
+            if node.processes > 1 and row["state"] != "no answer":
+                row.update(_machine_facts(node))
         rows.append(row)
     return rows
 
@@ -263,6 +271,23 @@ def _node_facts(node: LocalNode, sampler: Sampler | None) -> NodeRow:
         delivered = sampler.rate(f"{node.number}.delivered", float(found.get("delivered", 0)))
         facts["delivered_per_s"] = None if delivered is None else round(delivered)
     return facts
+
+
+def _machine_facts(node: LocalNode) -> NodeRow:
+    """Returns the sums over the processes of a node: its HTTP API tells of process 1 alone."""
+    try:
+        found = get_json(f"http://127.0.0.1:{node.http_port}/api/nodes", STATUS_TIMEOUT_S)
+    except (Unavailable, LookupError):
+        return {}
+    own = [row for row in found if row["machine"] == node.number]
+    (machine,) = machines(own)
+    return {
+        "state": f"{sum(row['running'] for row in own)}/{node.processes} running",
+        "connections": machine["connections"],
+        # Told by each process of itself alone.
+        "leads": None,
+        "follows": None,
+    }
 
 
 def _versions_text(versions: dict[str, dict[str, int]] | None) -> str | None:
@@ -342,9 +367,13 @@ for _name, _help in _ROLES.items():
 @app.command()
 def status(
     data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
+    processes: Annotated[bool, typer.Option(
+        "--processes", help="A line for each process, not for each machine.")] = False,
     format_: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
     """Nodes of a cluster: processes, ports, roles, memory."""
+    if processes and not url:
+        url = _url(data, url)
     if url:
         found = _ask(url, "nodes", user)
         if format_ is Format.JSON:
@@ -352,7 +381,8 @@ def status(
         else:
             columns = ["name", "running", "release", "uptime", "connections", "mem_used"]
             columns += ["mem_alarm", "supported_versions"]
-            cells = [[row.get(column) for column in columns] for row in found]
+            shown = found if processes else machines(found)
+            cells = [[row.get(column) for column in columns] for row in shown]
             builds = builds_text([(row.get("name"), row.get("build")) for row in found])
             show(table(columns, cells, caption=builds))
         return
@@ -513,12 +543,25 @@ def cluster_forget(
     data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
     force: Annotated[bool, typer.Option(
         "--force", help="Even if it runs, and with the queues that only it has.")] = False,
+    machine: Annotated[bool, typer.Option(
+        "--machine", help="All processes of the node's machine, one after the other.")] = False,
     wait: Annotated[float, typer.Option(
         help="Seconds to wait until no group has it as a member any more.")] = 30.0,
 ) -> None:  # fmt: skip
     """Remove a stopped node from the cluster for ever; others take over its replicas."""
+    base = _url(data, url, but=node)
+    nodes = [node]
+    if machine:
+        rows = _ask(base, "nodes", user)
+        places = {row["id"]: row["machine"] for row in rows}
+        nodes = [each for each in places if places[each] == places.get(node)] or nodes
+    for each in nodes:
+        _forget(each, base, user, force, wait)
+
+
+def _forget(node: int, base: str, user: str, force: bool, wait: float) -> None:
     try:
-        base, user = base_of(_url(data, url, but=node), user)
+        base, user = base_of(base, user)
         name, _, password = user.partition(":")
         delete(
             f"{base}/api/convoy/nodes/{node}?force={str(force).lower()}",

@@ -24,6 +24,7 @@ from convoymq.cli.api import get_json
 from convoymq.cli.starting import PROGRESS_CPU_S, STALLED_S, WAITS, reason, steps
 from convoymq.model.config import Address, AlarmsConfig, NodeConfig, parse_listener
 from convoymq.model.errors import Misuse, Unavailable
+from convoymq.model.machines import processes_max
 from convoymq.transport.listening import listen
 
 STATE_FILE = "cluster.json"
@@ -54,15 +55,23 @@ class LocalNode:
     metrics_port: int
     link_port: int
     pid: int | None = None
+    """Of the node's process, or of the supervisor of several."""
+    processes: int = 1
 
     def ports(self) -> dict[str, int]:
         """Returns the ports that it listens on, by what for."""
-        return {
-            "AMQP": self.amqp_port,
-            "HTTP": self.http_port,
-            "metrics": self.metrics_port,
-            "cluster": self.link_port,
-        }
+        found = {"AMQP": self.amqp_port, "HTTP": self.http_port}
+        for above in range(self.processes):
+            of_process = f" of process {above + 1}" if above else ""
+            found["metrics" + of_process] = self.metrics_port + above
+            found["cluster" + of_process] = self.link_port + above
+        return found
+
+    def pids(self) -> list[int]:
+        """Returns the process ids of the node, process by process."""
+        if self.pid is None:
+            return []
+        return [self.pid] if self.processes == 1 else children(self.pid)
 
     @property
     def uri(self) -> str:
@@ -88,10 +97,12 @@ class LocalCluster:
     """Nodes on this machine. As a context manager: started on entry, stopped on exit.
 
     Node k listens for AMQP on base_port + k - 1, and as far above as `offsets` says for the rest.
+    A node of several processes has as many ports for metrics and links, one after the other.
 
     Args:
         data: directory of the cluster; node k's files lie in `node-k`.
         settings: further configuration keys, for all nodes.
+        processes: processes of each node, which is a machine then.
     """
 
     def __init__(
@@ -100,6 +111,7 @@ class LocalCluster:
         nodes: int = 3,
         base_port: int = 5672,
         settings: dict[str, str] | None = None,
+        processes: int = 1,
     ) -> None:
         if not 1 <= nodes <= NODES_MAX:
             raise Misuse(f"a local cluster has 1 to {NODES_MAX} nodes")
@@ -108,6 +120,8 @@ class LocalCluster:
         self.data = Path(data).absolute()
         self.base_port = base_port
         self.settings = settings or {}
+        if not 1 <= processes <= processes_max(nodes):
+            raise Misuse(f"{nodes} nodes may have 1 to {processes_max(nodes)} processes each")
         taken = sorted(self.settings.keys() & OWN_PORTS) if nodes > 1 else ()
         if taken:
             raise Misuse(f"{taken[0]} would be the same of all nodes; --base-port moves all ports")
@@ -117,8 +131,9 @@ class LocalCluster:
                 k + 1,
                 base_port + k,
                 base_port + http + k,
-                base_port + metrics + k,
-                base_port + link + k,
+                base_port + metrics + k * processes,
+                base_port + link + k * processes,
+                processes=processes,
             )
             for k in range(nodes)
         ]
@@ -258,7 +273,7 @@ class LocalCluster:
 
     def _progress(self, node: LocalNode) -> tuple[int, int]:
         """Returns what changes when a node does something: its log's size, its processor time."""
-        busy = cpu_seconds(node.pid) if node.pid is not None else 0.0
+        busy = sum(map(cpu_seconds, node.pids()))
         return len(self._logged(node.number)), int(busy / PROGRESS_CPU_S)
 
     def _is_ready(self, node: LocalNode) -> bool:
@@ -269,7 +284,8 @@ class LocalCluster:
         hides = self.settings.get("log.level", "info") not in ("debug", "info")
         if hides or "log.file" in self.settings:
             return True
-        return b"node.ready" in self._logged(node.number)
+        logged = self._logged(node.number)
+        return b"node.ready" in logged if node.processes == 1 else b"machine.ready" in logged
 
     def _logged(self, number: int) -> bytes:
         """Returns the log output of a node since it was started."""
@@ -353,7 +369,7 @@ class LocalCluster:
 
     def pids(self) -> list[int]:
         """Process ids of the running nodes."""
-        return [node.pid for node in self.nodes if node.pid is not None]
+        return [pid for node in self.nodes for pid in node.pids()]
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -413,6 +429,7 @@ class LocalCluster:
             "cluster.listen": f"127.0.0.1:{node.link_port}",
             "cluster.peers": peers,
             "cluster.secret_file": str(secret),
+            **({"node.processes": str(node.processes)} if node.processes > 1 else {}),
             **self._memory_share(),
             **self.settings,
             **self._tls_listeners(node),
@@ -502,6 +519,15 @@ def find_cluster(data: Path) -> Path:
     if others:
         hint += f", or --data with one of {', '.join(map(str, others))}"
     raise Misuse(f"no cluster runs in {data}; {hint}")
+
+
+def children(pid: int) -> list[int]:
+    """Returns the processes that a process has started, the oldest first."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return sorted(map(int, text.split()))
 
 
 def resident_bytes(pid: int) -> int:

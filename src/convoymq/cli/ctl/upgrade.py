@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from convoymq.cli.ctl.arguments import Switch
 from convoymq.cli.ctl.command import Command, Invocation
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Problem
 from convoymq.cli.ctl.listeners import nodes_of
@@ -11,6 +12,8 @@ from convoymq.cli.ctl.outputs import Output, Text
 from convoymq.cli.ctl.queues import rebalance
 
 WAIT_S = 120
+MACHINE = Switch("machine")
+"""All processes of the target's machine."""
 POLL_S = 0.5
 NOT_FOUND = {404: Problem(DATA, "not_found")}
 
@@ -21,12 +24,16 @@ def _target(invocation: Invocation) -> None:
 
 
 def _drain(invocation: Invocation) -> Output:
-    invocation.call("POST", "convoy/nodes/{target}/drain")
-    return None
+    return _post(invocation, "drain")
 
 
 def _revive(invocation: Invocation) -> Output:
-    invocation.call("POST", "convoy/nodes/{target}/revive")
+    return _post(invocation, "revive")
+
+
+def _post(invocation: Invocation, what: str) -> Output:
+    whole = "?machine=true" if invocation.flag("machine") else ""
+    invocation.call("POST", f"convoy/nodes/{{target}}/{what}{whole}")
     return None
 
 
@@ -81,6 +88,7 @@ COMMANDS = (
         "drain target?",
         "Puts the node in maintenance mode. Such node will not serve any client traffic "
         "or host any primary queue replicas",
+        switches=(MACHINE,),
         check=_target,
         banner="Will put node {target} into maintenance mode. The node will no longer serve any "
         "client traffic!",
@@ -91,6 +99,7 @@ COMMANDS = (
         "revive target?",
         "Puts the node out of maintenance and into regular operating mode. Such nodes "
         "will again serve client traffic and host primary queue replicas",
+        switches=(MACHINE,),
         check=_target,
         banner="Will put node {target} back into regular operating mode. The node will again "
         "serve client traffic and host primary queue replicas.",

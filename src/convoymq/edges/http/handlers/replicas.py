@@ -183,15 +183,20 @@ async def rebalance_progress(call: Call) -> object:
 
 @routes.add("POST", "convoy/nodes/{node}/drain")
 async def drain(call: Call) -> Status:
-    """The node takes no more clients and hands its leaderships over."""
-    call.need(call.is_administrator)
-    await call.broker.maintenance.set_drained(node_named(call, call.path["node"]), drained=True)
-    return Status(DONE)
+    """The node takes no more clients and hands its leaderships over; `machine`: all processes of
+    its machine do."""
+    return await _set_drained(call, drained=True)
 
 
 @routes.add("POST", "convoy/nodes/{node}/revive")
 async def revive(call: Call) -> Status:
     """Ends `drain`."""
+    return await _set_drained(call, drained=False)
+
+
+async def _set_drained(call: Call, *, drained: bool) -> Status:
     call.need(call.is_administrator)
-    await call.broker.maintenance.set_drained(node_named(call, call.path["node"]), drained=False)
+    node = node_named(call, call.path["node"])
+    for each in call.broker.tree.nodes.of_machine(node) if call.flag("machine") else [node]:
+        await call.broker.maintenance.set_drained(each, drained=drained)
     return Status(DONE)
