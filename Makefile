@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-page test-metrics test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark replication check-deploy wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-page test-metrics test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark bench-scale replication check-deploy wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -124,6 +124,10 @@ bench-features: setup ## What features of quorum queues cost, beside the plain q
 bench-topics: setup ## Ordered topics beside plain streams, and what changes of partitions cost
 	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/topics.py
+
+bench-scale: setup ## Processor time a message of one process and of two: docs/scale.md
+	@$(BIN)/python tools/build.py --all
+	$(BIN)/python benchmarks/scale.py
 
 replication: setup ## Drive queues and broker groups through the same faults: docs/replication.md
 	$(BIN)/python -m benchmarks.replication $(REPLICATION)
