@@ -1,0 +1,236 @@
+"""Machines of several processes: real nodes that are killed one by one, with their machine, and
+with their supervisor, while clients publish."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pika  # type: ignore[import-untyped]
+import pika.exceptions  # type: ignore[import-untyped]
+import pytest
+
+from convoymq.cli.cluster import LocalCluster, children
+from convoymq.model.errors import Unavailable
+from convoymq.model.machines import node_number
+from tests.patience import PATIENCE_S
+from tests.ports import cluster_ports
+
+BASE_PORT = cluster_ports(__name__)
+SECOND_PORT = cluster_ports(__name__)
+MACHINES = 3
+PROCESSES = 2
+QUEUES = [f"machines-{number}" for number in range(4)]
+NODES = {node_number(m + 1, k + 1) for m in range(MACHINES) for k in range(PROCESSES)}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    place = tmp_path_factory.mktemp("machines")
+    with LocalCluster(place, MACHINES, BASE_PORT, {}, PROCESSES) as made:
+        made.wait_ready()
+        yield made
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def connect(port: int) -> pika.BlockingConnection:
+    return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, heartbeat=0))
+
+
+def running(cluster: LocalCluster) -> set[int]:
+    with contextlib.suppress(Unavailable, LookupError):
+        return {row["id"] for row in cluster.api("nodes") if row["running"]}
+    return set()
+
+
+class Publisher(threading.Thread):
+    """Publishes with confirms to all queues, through any machine, until it is stopped."""
+
+    def __init__(self, ports: list[int]) -> None:
+        super().__init__(daemon=True)
+        self.confirmed: list[str] = []
+        self._ports = ports
+        self._number = 0
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            self._ports.append(self._ports.pop(0))
+            with contextlib.suppress(pika.exceptions.AMQPError, OSError):
+                self._publish(self._ports[0])
+
+    def _publish(self, port: int) -> None:
+        connection = connect(port)
+        with contextlib.closing(connection):
+            channel = connection.channel()
+            channel.confirm_delivery()
+            while not self._stopped.is_set():
+                self._number += 1
+                queue = QUEUES[self._number % len(QUEUES)]
+                channel.basic_publish("", queue, str(self._number).encode())
+                self.confirmed.append(str(self._number))
+
+    def more(self) -> None:
+        """Waits for further confirms."""
+        seen = len(self.confirmed)
+        until(lambda: len(self.confirmed) > seen + 20)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+
+@pytest.fixture
+def publisher(cluster: LocalCluster, tmp_path: Path) -> Iterator[Publisher]:
+    with publishing(cluster) as made:
+        yield made
+    for node in cluster.nodes:
+        shutil.copy(cluster.log_file(node.number), tmp_path / f"node-{node.number}.log")
+
+
+@contextlib.contextmanager
+def publishing(cluster: LocalCluster) -> Iterator[Publisher]:
+    """A publisher; in the end all that was confirmed is in the queues."""
+    with contextlib.closing(connect(cluster.base_port)) as connection:
+        channel = connection.channel()
+        for queue in QUEUES:
+            channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
+    made = Publisher([node.amqp_port for node in cluster.nodes])
+    made.start()
+    made.more()
+    yield made
+    made.more()
+    made.stop()
+    found = Counter[str]()
+    with contextlib.closing(connect(cluster.base_port)) as connection:
+        channel = connection.channel()
+        for queue in QUEUES:
+            while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+                found[got[2].decode()] += 1
+    missing = set(made.confirmed) - found.keys()
+    assert not missing
+
+
+def test_clients_and_replicas_are_spread_over_processes_and_machines(
+    cluster: LocalCluster,
+) -> None:
+    until(lambda: running(cluster) == NODES)
+    rows = {row["id"]: row for row in cluster.api("nodes")}
+    assert {(row["machine"], row["process"]) for row in rows.values()} == {
+        (machine, process)
+        for machine in range(1, MACHINES + 1)
+        for process in range(1, PROCESSES + 1)
+    }
+    with contextlib.ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(contextlib.closing(connect(BASE_PORT)))
+
+        def spread() -> bool:
+            nodes = Counter(row["node"] for row in cluster.api("connections"))
+            return sorted(nodes.values()) == [3, 3]
+
+        until(spread)
+
+
+@pytest.mark.provokes("machine.ready", "machine.process_ended")
+def test_a_killed_process_comes_back_while_its_siblings_serve(
+    cluster: LocalCluster, publisher: Publisher
+) -> None:
+    supervisor = cluster.nodes[0].pid
+    assert supervisor is not None
+    before = children(supervisor)
+    os.kill(before[1], signal.SIGKILL)
+    publisher.more()
+    until(lambda: len(children(supervisor)) == PROCESSES and before[1] not in children(supervisor))
+    until(lambda: running(cluster) == NODES)
+    assert before[0] in children(supervisor)
+
+
+def test_a_killed_machine_takes_no_majority_with_it(
+    cluster: LocalCluster, publisher: Publisher
+) -> None:
+    pids = [cluster._processes[2].pid, *cluster.nodes[1].pids()]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    cluster._processes[2].wait()
+    cluster.poll()
+    publisher.more()
+    with contextlib.closing(connect(BASE_PORT)) as connection:
+        # The metadata have a majority as well.
+        connection.channel().queue_declare("machines-later", durable=True)
+    cluster.start_node(2)
+    cluster.wait_ready()
+    until(lambda: running(cluster) == NODES)
+
+
+@pytest.mark.provokes("node.supervisor_gone")
+def test_the_processes_of_a_killed_supervisor_end_in_order(
+    cluster: LocalCluster, publisher: Publisher
+) -> None:
+    pids = cluster.nodes[2].pids()
+    assert len(pids) == PROCESSES
+    cluster.kill(3)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    assert cluster._logged(3).count(b'"node.stopped"') == PROCESSES
+    publisher.more()
+    cluster.start_node(3)
+    cluster.wait_ready()
+    until(lambda: running(cluster) == NODES)
+
+
+def restart(cluster: LocalCluster, number: int, processes: int) -> None:
+    """Restarts a node with another number of processes."""
+    node = cluster.nodes[number - 1]
+    cluster.kill(number, signal.SIGTERM)
+    cluster._processes[number].wait()
+    cluster.poll()
+    node.processes = processes
+    cluster._write_config(node)
+    cluster.start_node(number)
+    cluster.wait_ready()
+
+
+def test_data_of_one_process_are_opened_by_the_first_of_several_and_back(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """One machine after the other gets a second process, and later loses it, under load."""
+    made = LocalCluster(tmp_path_factory.mktemp("again"), MACHINES, SECOND_PORT, {}, PROCESSES)
+    for node in made.nodes:
+        node.processes = 1
+    with made as cluster:
+        cluster.wait_ready()
+        with publishing(cluster) as publisher:
+            for number in range(1, MACHINES + 1):
+                restart(cluster, number, PROCESSES)
+                publisher.more()
+            until(lambda: running(cluster) == NODES)
+            with contextlib.closing(connect(SECOND_PORT)) as connection:
+                channel = connection.channel()
+                for number in range(6):
+                    channel.queue_declare(f"later-{number}", durable=True)
+            homes = {row["node"] for row in cluster.api("queues")}
+            assert homes & {node_number(1, 1)}
+            assert homes & {node_number(1, 2)}
+            for number in range(1, MACHINES + 1):
+                second = node_number(number, 2)
+                url = f"http://127.0.0.1:{cluster.nodes[number % MACHINES].http_port}"
+                command = ("cluster", "forget", str(second), "--force", "--url", url)
+                subprocess.run([sys.executable, "-m", "convoymq.cli", *command], check=True)
+                restart(cluster, number, 1)
+                publisher.more()
+            assert running(cluster) == {1, 2, 3}
