@@ -95,17 +95,11 @@ def main(arguments: Sequence[str]) -> int:
     gc.disable()
     _import_lean(tls=bool([*tls_in_use(config)] or config.cluster.tls_certfile))
     from convoymq.node.process import run
-    from convoymq.node.supervised import process_count
 
-    try:
-        count = process_count(config)
-    except ConfigError as error:
-        print(f"convoy node: {error.text}", file=sys.stderr)
-        return 2
-    if count > 1:
-        from convoymq.node.supervisor import supervise
+    if config.node.processes != 1:
+        from convoymq.node.supervisor import run_machine
 
-        return supervise(config, count)
+        return run_machine(config)
     # But for classes that were made again with slots: what is imported later takes their memory.
     gc.collect()
     return run(config)

@@ -36,7 +36,7 @@ from convoymq.node.logs import EXIT_FAULT
 from convoymq.node.preflight import bind_clients, check_files
 from convoymq.node.process import run
 from convoymq.node.service_manager import READY, ServiceManager
-from convoymq.node.supervised import Supervised, process_config
+from convoymq.node.supervised import Supervised, process_config, process_count
 from convoymq.transport.shared_sockets import ClientCounts, SharedSockets, end
 
 RESTART_MIN_S = 0.1
@@ -273,8 +273,17 @@ class Supervisor:
         self._manager.beat()
 
 
-def supervise(config: Config, count: int) -> int:
-    """Runs a machine of several processes until it is told to stop; returns the exit code."""
+def run_machine(config: Config) -> int:
+    """Runs as many processes as the configuration says; returns the exit code."""
+    try:
+        count = process_count(config)
+    except ConfigError as error:
+        print(f"convoy node: {error.text}", file=sys.stderr)
+        return 2
+    return _supervise(config, count) if count > 1 else run(config)
+
+
+def _supervise(config: Config, count: int) -> int:
     try:
         output = logs.set_up(config.log)
     except OSError as error:
