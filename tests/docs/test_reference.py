@@ -35,7 +35,7 @@ DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
     r"(amqp|alarm|broker|classic|clock|cluster|fetch|ha|link|machine|management|metadata|namesrv|node|queue"
-    r"|quorum|raft|log|operator|recovery|remoting|rocketmq|role|storage|tls|topics?|trace)\.[a-z_]+"
+    r"|quorum|raft|log|operator|recovery|remoting|rocketmq|role|shovel|storage|tls|topics?|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(

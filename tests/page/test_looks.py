@@ -42,6 +42,7 @@ PLACES = {
     "vhosts": "#/vhosts",
     "vhost": "#/vhost/%2F",
     "policies": "#/policies",
+    "shovels": "#/shovels",
     "definitions": "#/definitions",
     "upgrades": "#/upgrades",
     "audit": "#/audit",
@@ -73,6 +74,8 @@ def filled(cluster: Any) -> Iterator[None]:
     ask("PUT", "topics/%2F/looks.ledger/groups/billing", {})
     policy = {"pattern": "^looks", "definition": {"delivery-limit": 5}, "apply-to": "queues"}
     ask("PUT", "policies/%2F/looks", policy)
+    ends = {"src-uri": "amqp://", "src-queue": "looks.orders", "dest-uri": "amqp://127.0.0.1:1"}
+    ask("PUT", "parameters/shovel/%2F/looks", {"value": ends})
     for number in range(8):
         payload = {"payload": f'{{"number": {number}}}', "payload_encoding": "string"}
         properties = {"content_type": "application/json", "headers": {"country": "de"}}
@@ -80,6 +83,7 @@ def filled(cluster: Any) -> Iterator[None]:
         ask("POST", "exchanges/%2F/looks.shop/publish", body)
     yield
     ask("DELETE", "policies/%2F/looks")
+    ask("DELETE", "parameters/shovel/%2F/looks")
     ask("DELETE", "topics/%2F/looks.ledger")
     for name in ("shop", "audit"):
         ask("DELETE", f"exchanges/%2F/looks.{name}")

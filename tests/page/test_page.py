@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -139,6 +140,26 @@ def test_a_policy_is_set_and_a_queue_says_why_it_applies(site: Site, ask: Ask, q
     site.see("in force")
     site.see("policy page-limit")
     ask("DELETE", "policies/%2F/page-limit")
+
+
+def test_a_shovel_moves_and_shows_its_state(site: Site, ask: Ask, queue: str) -> None:
+    ask("PUT", "queues/%2F/page.moved", {"arguments": {"x-queue-type": "quorum"}})
+    publish(ask, queue, "to be moved")
+    ends = {"src-uri": "amqp://", "src-queue": queue, "dest-uri": "amqp://"}
+    site.open("#/shovels", "Shovels")
+    site.press("New…")
+    site.dialog.get_by_label("Name", exact=True).fill("page-shovel")
+    site.dialog.get_by_label("Definition").fill("{}")
+    site.dialog.get_by_role("button", name="Save").click()
+    site.dialog.get_by_role("alert").wait_for()
+    site.dialog.get_by_label("Definition").fill(json.dumps(ends | {"dest-queue": "page.moved"}))
+    site.sure("Save")
+    until(lambda: ready(ask, "page.moved") == 1, "the message is not moved")
+    site.see("running")
+    site.press("Delete…")
+    site.sure("Delete")
+    until(lambda: ask("GET", "shovels") == [], "the shovel is still there")
+    ask("DELETE", "queues/%2F/page.moved")
 
 
 def test_bindings_are_made_drawn_and_removed(site: Site, ask: Ask, queue: str) -> None:

@@ -27,6 +27,11 @@ HTTP = "http"
 COLUMNAR = "columnar"
 """Names of the protocols in `Access.logins`, and in `Counters.of`."""
 
+OPERATOR = User(name="", tags=("administrator", "impersonator"))
+"""User of requests through a node's administration socket and of the cluster's own connections: an
+administrator without a user of the broker, whose permissions are not checked. Known by identity:
+no name stands for it."""
+
 
 class Access:
     """Answers from this node's copy of the tree."""
@@ -101,13 +106,15 @@ class Access:
         """Admits a connection to a virtual host. Raises NotAllowed."""
         if vhost not in self._tree.vhosts:
             raise vhost_missing(vhost)
-        if (user.name, vhost) not in self._tree.permissions:
+        if user is not OPERATOR and (user.name, vhost) not in self._tree.permissions:
             raise vhost_refused(vhost, user.name)
 
     def check_permission(
         self, user: User, vhost: str, permission: str, kind: str, name: str
     ) -> None:
         """Raises AccessRefused unless the user may configure, write or read it."""
+        if user is OPERATOR:
+            return
         rules = self._tree.permissions.get((user.name, vhost))
         if kind == "exchange":
             name = name or access.DEFAULT_EXCHANGE_ALIAS
@@ -146,5 +153,5 @@ class Access:
             user = connection.user.name
             if connection.vhost not in self._tree.vhosts:
                 connection.close(f"vhost '{connection.vhost}' is deleted")
-            elif user not in self._tree.users:
+            elif connection.user is not OPERATOR and user not in self._tree.users:
                 connection.close(f"user '{user}' is deleted")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -94,6 +94,8 @@ class ClusterQueries:
         self._route_counts = route_counts
         self._clock = clock
         self._started_ms = clock.now_ms()
+        self.shovel_rows: Callable[[], list[Row]] = list
+        """Returns the status of the shovels that run on this node."""
         control.handle_replying(KIND_LIST, self._on_list)
         control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
         control.handle(KIND_PREFETCH, self._on_prefetch)
@@ -277,6 +279,11 @@ class ClusterQueries:
         """Asks all nodes for their connections, as they are now."""
         return await self._gather("connections")
 
+    async def shovels(self) -> dict[tuple[str, str], Row]:
+        """Returns the status of shovels by virtual host and name, from the nodes that run them."""
+        rows = await self._gather("shovels")
+        return {(row["vhost"], row["name"]): row for row in rows}
+
     async def published(self) -> dict[tuple[str, str], Row]:
         """Returns by (virtual host, exchange) what clients of all nodes have published: messages
         into the exchange (`in`), and out of it by queue (`out`)."""
@@ -395,6 +402,8 @@ class ClusterQueries:
             case ["sessions", name]:
                 found = (c.session_infos() for c in connections if c.name == name)
                 return [row for rows in found for row in rows or ()]
+            case "shovels":
+                return [{**row, "node": self._nodes.own_name} for row in self.shovel_rows()]
             case "consumers":
                 rows = [row for c in connections for row in c.consumer_infos()]
                 return rows + self._reservation_rows() + self._activity_rows()

@@ -15,6 +15,7 @@ from convoymq.broker.records import (
     User,
     Vhost,
 )
+from convoymq.broker.shovels import ShovelView
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.global_parameters import check_number, global_parameters
 from convoymq.metadata.machine import Change, ChangeKind
@@ -199,6 +200,7 @@ class TreeView:
         self.nodes = NodeListView(tree)
         self.topics = TopicView(store)
         self.parameters = ParameterView(tree)
+        self.shovels = ShovelView(tree)
         self._store = store
 
     @property

@@ -43,7 +43,7 @@ CLOSE_READ_BYTES = 65536
 PUBLISH_S = 0.1
 """Other processes of the machine know by then how many clients have left."""
 
-_ids = itertools.count(1)
+connection_ids = itertools.count(1)
 
 
 def close_socket(sock: socket.socket) -> None:
@@ -62,10 +62,12 @@ def _address(found: SocketAddress) -> tuple[str, int]:
 class _Undecided:
     """A connection whose protocol is not known yet; then its edge's `Incoming`."""
 
+    inside = False
+
     def __init__(
         self, ports: SharedPorts, peer: SocketAddress, local: SocketAddress, tls: bool
     ) -> None:
-        self.id = next(_ids)
+        self.id = next(connection_ids)
         self.head = b""
         self.peer = _address(peer)
         self.local = _address(local)

@@ -98,6 +98,8 @@ class Incoming(Protocol):
     tls: bool
     certificate: Certificate | None
     """The client's verified certificate."""
+    inside: bool
+    """True: the node made the connection to itself (`edges.inside`)."""
 
     def handshake_left_s(self) -> float:
         """Returns how much of `listeners.handshake_timeout` is left."""

@@ -18,6 +18,7 @@ EDGES = [
     "convoymq.edges.amqp10",
     "convoymq.edges.columnar",
     "convoymq.edges.http",
+    "convoymq.edges.shovel",
     "convoymq.rocketmq.observer",
 ]
 """Packages. Module `edge` defines `open_edge(parts: NodeParts) -> Edge | None`; None = not

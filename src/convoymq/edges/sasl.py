@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from convoymq.broker.access import OPERATOR
 from convoymq.edges.certificate_users import certificate_user
 from convoymq.model.config.keys import Section, key
 from convoymq.model.config.values import parse_words
@@ -15,9 +16,19 @@ from convoymq.model.errors import CommandFault, SyntaxFault
 if TYPE_CHECKING:
     from convoymq.broker.access import Access
     from convoymq.broker.records import User
-    from convoymq.edges.edge import Certificate
+    from convoymq.edges.edge import Incoming
 
 EXTERNAL = "EXTERNAL"
+
+
+class _Inside(str):
+    """Type of `INSIDE`, which is known by its identity."""
+
+    __slots__ = ()
+
+
+INSIDE = _Inside()
+"""Name in the certificate, so to speak, of a connection that the node made to itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +105,11 @@ class Login:
             **(readers or {}),
         }
 
-    def user_of(self, certificate: Certificate | None) -> str | None:
+    def user_of(self, incoming: Incoming) -> str | None:
         """Returns the user that a connection's verified certificate stands for."""
+        if incoming.inside:
+            return INSIDE
+        certificate = incoming.certificate
         if not certificate:
             return None
         config = self.config
@@ -108,6 +122,8 @@ class Login:
 
     def mechanisms(self, certificate_name: str | None) -> tuple[str, ...]:
         """Returns the mechanisms that are offered to a connection, in the configured order."""
+        if certificate_name is INSIDE:
+            return EXTERNAL, "PLAIN"
         served = {*self._readers, *((EXTERNAL,) if certificate_name is not None else ())}
         return tuple(name for name in self.config.mechanisms if name in served)
 
@@ -129,6 +145,8 @@ class Login:
 
     async def user(self, credentials: Credentials, peer_host: str) -> User:
         """Returns the user whose credentials they are. Raises AccessRefused."""
+        if credentials.user is INSIDE:
+            return OPERATOR
         if credentials.password is None:
             return self._access.external_user(credentials.user, protocol=self._protocol)
         return await self._access.authenticate(

@@ -176,8 +176,8 @@ class OperatorAccess:
 
 
 def _import_api() -> Callable[[Broker, Config, Callable[[], Sequence[Edge]]], ASGIApp]:
+    from convoymq.broker.access import OPERATOR
     from convoymq.edges.http.app import make_api
-    from convoymq.edges.http.call import OPERATOR
     from convoymq.edges.http.served import served_by
 
     def make(broker: Broker, config: Config, edges: Callable[[], Sequence[Edge]]) -> ASGIApp:

@@ -119,7 +119,7 @@ class AmqpEdge(Edge):
             peer=incoming.peer,
             local=incoming.local,
             ssl=incoming.tls,
-            certificate_name=self.login.user_of(incoming.certificate),
+            certificate_name=self.login.user_of(incoming),
             handshake_left_s=incoming.handshake_left_s(),
             message_size_max=self.message_size_max,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from convoymq.broker.access import OPERATOR
 from convoymq.broker.changes import Command
 from convoymq.broker.facade import Broker
 from convoymq.broker.records import User
@@ -17,9 +18,6 @@ from convoymq.edges.http.rates import Ranges, Rates, ranges_in
 from convoymq.edges.http.served import Served
 from convoymq.model.json import JsonObject
 
-OPERATOR = User(name="", tags=("administrator",))
-"""User of requests through a node's administration socket: an administrator without a user of the
-broker, whose permissions are not checked."""
 CREATED = 201
 DONE = 204
 
@@ -98,8 +96,6 @@ class Call:
 
     def may(self, permission: str, kind: str, name: str) -> None:
         """Checks the user's permission in the path's virtual host."""
-        if self.is_operator:
-            return
         self.broker.access.check_permission(self.user, self.path["vhost"], permission, kind, name)
 
     @property

@@ -371,8 +371,7 @@ def _parameter(row: JsonObject, only: str | None) -> Iterator[Step]:
     vhost, name = only or _text(row, "vhost"), _text(row, "name")
     component = _text(row, "component")
     subject = f"parameter '{name}' of {component} in vhost '{vhost}'"
-    limits = component == policy_rows.VHOST_LIMITS_COMPONENT and name == policy_rows.LIMITS
-    if not limits and component != policy_rows.OPERATOR_POLICY:
+    if not policy_rows.is_served(component, name):
         raise PreconditionFailed(f"component {component} is not served")
     for command in policy_rows.parameter_commands(vhost, component, name, row.get("value")):
         yield Step(part="parameters", subject=subject, command=command, needs=[("vhost", vhost)])

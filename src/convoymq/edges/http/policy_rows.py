@@ -8,11 +8,13 @@ from convoymq.broker.changes import (
     USER_LIMITS,
     VHOST_LIMITS,
     PutPolicy,
+    PutSetting,
     PutUserLimit,
     PutVhostLimit,
     check_limit,
 )
 from convoymq.broker.facade import Broker
+from convoymq.broker.shovels import COMPONENT, Shovel, set_shovel
 from convoymq.model.json import JsonObject
 from convoymq.routing.policies import Policy, check_policy
 from convoymq.settings.definitions import checked_definition, invalid, term
@@ -157,8 +159,8 @@ def global_parameter_rows(broker: Broker) -> list[JsonObject]:
 
 
 def parameter_rows(broker: Broker, visible: set[str]) -> list[JsonObject]:
-    """Returns the rows that definitions and RabbitMQ's tools know as parameters: operator policies
-    and limits of virtual hosts."""
+    """Returns the rows that definitions and RabbitMQ's tools know as parameters: operator policies,
+    limits of virtual hosts, and shovels."""
     rows: list[JsonObject] = []
     for vhost in broker.tree.vhosts.all(visible):
         if vhost.limits:
@@ -179,17 +181,35 @@ def parameter_rows(broker: Broker, visible: set[str]) -> list[JsonObject]:
             }
             for policy in vhost.policies.of(operator=True)
         ]
-    return rows
+    return rows + [shovel_row(shovel) for shovel in broker.tree.shovels.all(visible)]
+
+
+def shovel_row(shovel: Shovel) -> JsonObject:
+    """Returns the parameter of a shovel."""
+    return {
+        "vhost": shovel.vhost,
+        "component": COMPONENT,
+        "name": shovel.name,
+        "value": shovel.definition,
+    }
+
+
+def is_served(component: str, name: str) -> bool:
+    """Returns whether there are parameters of a component."""
+    is_limits = component == VHOST_LIMITS_COMPONENT and name == LIMITS
+    return is_limits or component in (OPERATOR_POLICY, COMPONENT)
 
 
 def parameter_commands(
     vhost: str, component: str, name: str, value: object
-) -> Iterator[PutPolicy | PutVhostLimit]:
+) -> Iterator[PutPolicy | PutVhostLimit | PutSetting]:
     """Yields the commands for a parameter. Raises ValidationFailed."""
     if component == OPERATOR_POLICY:
         if not isinstance(value, dict):
             raise invalid(f"{term(value)} is not an operator policy")
         yield policy_command(vhost, name, value, operator=True)
+    elif component == COMPONENT:
+        yield set_shovel(vhost, name, _pairs(value))
     elif component == VHOST_LIMITS_COMPONENT and name == LIMITS:
         yield from vhost_limit_commands(vhost, value)
     else:

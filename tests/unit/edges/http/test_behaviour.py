@@ -532,8 +532,11 @@ async def test_an_export_of_rabbitmq_comes_in(api: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"parameters": [{"component": "shovel", "name": "o", "vhost": "v", "value": {}}]},
-         "parameter 'o' in vhost 'v': component shovel is not served"),
+        ({"parameters": [{"component": "other", "name": "o", "vhost": "v", "value": {}}]},
+         "parameter 'o' in vhost 'v': component other is not served"),
+        ({"parameters": [{"component": "shovel", "name": "o", "vhost": "/", "value": {}}]},
+         "parameter 'o' in vhost '/': Must specify 'src-exchange' or 'src-queue' Key "
+         '"dest-uri" not found in o Key "src-uri" not found in o'),
         ({"global_parameters": [{"name": "", "value": {}}]},
          "global parameter '': the name of a global parameter has 1 to 255 bytes"),
         ({"users": [{"name": "u", "limits": {"max-connections": 5}}]},

@@ -63,7 +63,10 @@ async def test_an_operator_is_an_administrator_without_permissions_of_its_own(
     cluster: FakeCluster, accesses: dict[int, OperatorAccess]
 ) -> None:
     api = accesses[1]
-    assert await ask(api, "GET", "whoami") == {"name": "", "tags": ["administrator"]}
+    assert await ask(api, "GET", "whoami") == {
+        "name": "",
+        "tags": ["administrator", "impersonator"],
+    }
     await ask(api, "PUT", "vhosts/v", {}, 201)
     assert [row["vhost"] for row in await ask(api, "GET", "permissions")] == ["/"]
     await ask(api, "PUT", "queues/v/q", {"arguments": {"x-queue-type": "quorum"}}, 201)

@@ -210,8 +210,58 @@ async def test_parameters_are_operator_policies_and_limits(api: httpx.AsyncClien
     await ok(api.delete(path), 204)
     await ok(api.delete("/parameters/vhost-limits/%2F/limits"), 204)
     assert await ok(api.get("/parameters")) == []
-    answer = await ok(api.put("/parameters/shovel/%2F/s", json={"value": {}}), 400)
-    assert answer["reason"] == "Validation failed\n\ncomponent shovel not found"
+    path = "/parameters/federation-upstream/%2F/s"
+    answer = await ok(api.put(path, json={"value": {}}), 400)
+    assert answer["reason"] == "Validation failed\n\ncomponent federation-upstream not found"
+
+
+async def test_a_shovel_is_set_shown_restarted_exported_and_deleted(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    path, single = "/parameters/shovel/%2F/s", "/shovels/vhost/%2F/s"
+    value = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": ["amqp://h"], "dest-queue": "b"}
+    await ok(api.put(path, json={"value": value}), 201)
+    await ok(api.put(path, json={"value": value}), 204)
+    row = {"vhost": "/", "component": "shovel", "name": "s", "value": value}
+    assert await ok(api.get(path)) == await ok(api.get(single)) == row
+    (status,) = await ok(api.get("/shovels"))
+    assert status == {"vhost": "/", "name": "s", "type": "dynamic", "state": "starting"}
+    assert await ok(api.get("/shovels/%2F")) == [status]
+    tree = cluster.nodes[1].broker.tree
+    before = tree.shovels.find("/", "s")
+    await ok(api.delete(f"{single}/restart"), 204)
+    assert tree.shovels.find("/", "s") != before
+    document = await ok(api.get("/definitions"))
+    assert document["parameters"] == [row]
+    await ok(api.delete(single), 204)
+    for gone in (single, f"{single}/restart", path):
+        await ok(api.delete(gone), 404)
+    await ok(api.post("/definitions", json=document), 204)
+    assert await ok(api.get("/parameters/shovel/%2F")) == [row]
+    await ok(api.put("/vhosts/v"), 201)
+    await ok(api.put("/parameters/shovel/v/s", json={"value": value}), 201)
+    await ok(api.delete("/vhosts/v"), 204)
+    await ok(api.put("/vhosts/v"), 201)
+    assert len(await ok(api.get("/shovels"))) == 1
+
+
+async def test_only_administrators_set_shovels(api: httpx.AsyncClient) -> None:
+    value = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://"}
+    user = {"password": "p", "tags": "monitoring,policymaker"}
+    await ok(api.put("/users/m", json=user), 201)
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    await ok(api.put("/permissions/%2F/m", json=everything), 201)
+    await ok(api.put("/parameters/shovel/%2F/s", json={"value": value}), 201)
+    for method, path, status in (
+        ("PUT", "/parameters/shovel/%2F/s", 401),
+        ("DELETE", "/parameters/shovel/%2F/s", 401),
+        ("DELETE", "/shovels/vhost/%2F/s", 401),
+        ("DELETE", "/shovels/vhost/%2F/s/restart", 401),
+        ("GET", "/shovels", 200),
+    ):
+        await ok(api.request(method, path, json={"value": value}, auth=("m", "p")), status)
+    await ok(api.put("/users/m", json={"password": "p", "tags": "management"}), 204)
+    await ok(api.get("/shovels", auth=("m", "p")), 401)
 
 
 async def test_definitions_bring_all_of_it_back(api: httpx.AsyncClient) -> None:

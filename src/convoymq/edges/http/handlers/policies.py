@@ -9,11 +9,13 @@ from convoymq.broker.changes import (
     clear_global_parameter,
     set_global_parameter,
 )
+from convoymq.broker.shovels import COMPONENT as SHOVEL
 from convoymq.edges.http import policy_rows as rows_of
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, change, done, object_not_found, put_status
 from convoymq.edges.http.handlers.exchanges import existing_exchange
 from convoymq.edges.http.handlers.queues import existing_queue
+from convoymq.edges.http.handlers.shovels import delete_shovel, put_shovel
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
 
@@ -176,6 +178,8 @@ async def put_parameter(call: Call) -> Status:
     call.need(call.is_administrator)
     vhost, path = call.vhost(), call.path
     value = (await call.json()).get("value")
+    if path["component"] == SHOVEL:
+        return await put_shovel(call, value)
     commands = list(rows_of.parameter_commands(vhost, path["component"], path["name"], value))
     known = [row["name"] for row in await parameters_in(call)]
     for command in commands:
@@ -190,6 +194,8 @@ async def delete_parameter(call: Call) -> Status:
     vhost = call.vhost()
     if row["component"] == rows_of.OPERATOR_POLICY:
         return await done(call, DeletePolicy(vhost=vhost, name=call.path["name"], operator=True))
+    if row["component"] == SHOVEL:
+        return await delete_shovel(call)
     for name in list(call.broker.tree.vhosts.get(vhost).limits):
         await change(call, PutVhostLimit(vhost=vhost, name=name))
     return Status(DONE)

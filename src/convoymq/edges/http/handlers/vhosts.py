@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from convoymq.broker.changes import DeleteVhost, PutPermission, set_traced
+from convoymq.broker.shovels import clear_shovel
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
     Call,
@@ -64,8 +65,10 @@ async def _trace(call: Call, vhost: str, *, traced: bool) -> None:
 async def delete_vhost(call: Call) -> Status:
     call.need(call.is_administrator)
     vhost = call.vhost()
-    # The next one of this name is not traced.
+    # The next one of this name is not traced, and has no shovels.
     await _trace(call, vhost, traced=False)
+    for shovel in call.broker.tree.shovels.all({vhost}):
+        await change(call, clear_shovel(shovel))
     return await done(call, DeleteVhost(name=vhost))
 
 

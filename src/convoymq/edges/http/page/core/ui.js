@@ -34,6 +34,8 @@ export const Tag = ({ title, children, kind = "" }) =>
 
 const STATES = {
   running: "good",
+  starting: "warn",
+  terminated: "bad",
   idle: "good",
   flow: "warn",
   minority: "warn",
