@@ -226,3 +226,116 @@ def isolation_goes_on() -> None:
         return found
 
     group._await_link = planted
+
+
+@plant("records of one pop leave for several brokers", "pops,away")
+def pop_records_part() -> None:
+    from convoymq.rocketmq.acting import bridge
+    from convoymq.rocketmq.acting.escape import Target
+
+    module: Any = bridge
+    turn = 0
+
+    def planted(_topic: str, _address: str, writable: list[tuple[str, int]]) -> Target:
+        nonlocal turn
+        turn += 1
+        return Target(writable[turn % len(writable)][0], 0)
+
+    module.specific_queue = planted
+
+
+@plant("a pop at an acting slave stores no record of it", "pops,away")
+def pop_without_a_record() -> None:
+    from convoymq.rocketmq.special.pop_service import PopService
+
+    put = PopService._put
+
+    async def planted(self: Any, drafts: Any) -> None:
+        if self._parts.role.is_master:
+            await put(self, drafts)
+
+    PopService._put = planted  # type: ignore[method-assign]
+
+
+@plant("a consumer ahead of an acting slave is answered at once", "ahead,away")
+def ahead_is_not_held() -> None:
+    from convoymq.rocketmq.broker.pull import Puller
+
+    look = Puller._look
+
+    def planted(self: Any, pull: Any, topic: Any) -> Any:
+        from convoymq.rocketmq.remoting.codes import Answer
+
+        answer, code = look(self, pull, topic)
+        if self._parts.role.is_acting and code is Answer.PULL_NOT_FOUND:
+            answer.code = code = Answer.PULL_RETRY_IMMEDIATELY
+        return answer, code
+
+    Puller._look = planted  # type: ignore[method-assign]
+
+
+@plant("a target confirms what it has no room for", "brim")
+def no_room_is_stored() -> None:
+    from convoymq.rocketmq.acting.bridge import Intake
+    from convoymq.rocketmq.broker.types import STORED
+    from convoymq.rocketmq.store.types import Placed, PutStatus
+
+    take = Intake.take
+
+    async def planted(self: Any, draft: Any, key: Any) -> Any:
+        placed = await take(self, draft, key)
+        return placed if placed.status in STORED else Placed(PutStatus.PUT_OK)
+
+    Intake.take = planted  # type: ignore[method-assign]
+
+
+@plant("two brokers of one id go on, and slaves follow either", "twin")
+def ids_are_not_looked_at() -> None:
+    from convoymq.replication.group.slave import Slave
+    from convoymq.rocketmq.ha.service import GroupReplication
+    from convoymq.rocketmq.namesrv.tables import RouteTables
+
+    roles = _roles()
+    difference, on_members = roles._difference, roles.on_members
+
+    def changes_over(self: Any, now_ms: int, wanted: bool) -> Any:
+        from convoymq.rocketmq.acting.roles import Detach
+
+        attached, master = self._attached, self._master
+        is_ready = wanted == self._services_run and not self._registers
+        if is_ready and attached is not None and master not in (None, attached.master):
+            return Detach(attached.master)
+        return difference(self, now_ms, wanted)
+
+    def listed(self: Any, members: Any, asked_ms: int) -> None:
+        own = self.settings.id
+        if members.get(own, self.settings.address) != self.settings.address:
+            members = {number: address for number, address in members.items() if number != own}
+        on_members(self, members, asked_ms)
+
+    RouteTables.holder = lambda self, replica: None  # type: ignore[method-assign]
+    GroupReplication.check_master = lambda self, address: None  # type: ignore[method-assign]
+    Slave._is_of_another = lambda self, common, address: False  # type: ignore[method-assign]
+    roles._difference, roles.on_members = changes_over, listed
+    _without_taken_ids()
+
+
+def _without_taken_ids() -> None:
+    from convoymq.rocketmq.acting import preonline
+
+    module: Any = preonline
+    begin = preonline.pre_online
+
+    def planted(own_id: int, _own: str, *, skips: bool = False) -> Any:
+        steps = begin(own_id, "", skips=skips)
+        result: Any = None
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as stop:
+                return stop.value
+            result = yield step
+            if isinstance(step, preonline.AskMembers) and result is not None:
+                result = {n: address for n, address in result.items() if n != own_id}
+
+    module.pre_online = planted

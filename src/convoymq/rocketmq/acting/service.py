@@ -267,6 +267,7 @@ class Group:
         parts = self._parts
         match step:
             case roles.RunServices(run=True):
+                await self._await_log()
                 if self._learns:
                     await self.learner.learn()
                 for service in parts.specials:
@@ -291,6 +292,18 @@ class Group:
                 parts.wake_pulls()
             case _:
                 assert_never(step)
+
+    async def _await_log(self) -> None:
+        """Waits until special services have followed the log to its end: what a slave has copied
+        and not stored yet tells what has left. Raises Unavailable: a disk is full, or slow."""
+        store, end = self._parts.store, self._parts.replication.whole_end
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                while store.dispatched < end:
+                    await asyncio.sleep(TICK_S / 5)
+        except TimeoutError:
+            text = f"the log ends at {end}, and is stored up to {store.dispatched}"
+            raise Unavailable(text) from None
 
     def _attach(self, master: str, ha_address: str) -> None:
         self._followed = master

@@ -20,6 +20,7 @@ from convoymq.model.tasks import Tasks
 from convoymq.replication.group.lives import Book
 from convoymq.replication.group.master import Forked, Master
 from convoymq.replication.group.slave import Slave
+from convoymq.replication.group.tails import whole_end
 from convoymq.replication.group.types import (
     Ask,
     Fetch,
@@ -260,6 +261,11 @@ class GroupReplication:
                 call(life)
             self.on_appended()
         return master.takes_writes
+
+    @property
+    def whole_end(self) -> int:
+        """Returns the end of the last whole message."""
+        return whole_end(self._log)
 
     @property
     def lives(self) -> tuple[Life, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 
 from convoymq.model.errors import Unavailable
 from convoymq.rocketmq.broker.values import (
@@ -30,6 +31,7 @@ from convoymq.rocketmq.special.transactions import End
 from convoymq.rocketmq.store.settings import parse_delays
 from convoymq.rocketmq.store.types import SysFlag, encode_properties
 from convoymq.sim.broker_group.acting_node import DELAYS, ActingNode, ProductionNode
+from convoymq.sim.broker_group.acting_pops import PopClients
 from convoymq.sim.broker_group.acting_referee import Fate, Sent
 from convoymq.sim.network import Receiver
 
@@ -50,13 +52,24 @@ class ClientNode(ProductionNode):
     def _make(self) -> None:
         self.remoting = RemotingClient(dispatch({Request.CHECK_TRANSACTION_STATE: self._checked}))
         works = (self._send(), self._commit(), self._register(), *map(self._lock, ("one", "two")))
-        for work in works:
+        for work in (*works, *self._pops()):
             self._start_process(work)
+
+    def _pops(self) -> list[Coroutine[object, object, object]]:
+        """Returns what the kinds `pops` and `ahead` add."""
+        book, kinds = self.world.pops, self.world.plan.faults
+        clients = PopClients(self, book)
+        works: list[Coroutine[object, object, object]] = []
+        if "pops" in kinds:
+            works += [clients.send(), clients.pop(), clients.pop()]
+        if "ahead" in kinds:
+            works.append(clients.ahead())
+        return works
 
     async def _pause(self, low_ms: int, high_ms: int) -> None:
         await asyncio.sleep(self.world.scheduler.between(low_ms, high_ms) / 1000)
 
-    async def _ask(
+    async def ask(
         self, node: ActingNode, code: int, fields: dict[str, str] | None = None, body: Body = b""
     ) -> Command | None:
         """Returns the answer of a broker, None without one."""
@@ -72,7 +85,7 @@ class ClientNode(ProductionNode):
         while True:
             for node in (self.world.serving(), *self.world.targets.values()):
                 if node is not None:
-                    await self._ask(node, Request.HEART_BEAT, body=json.dumps(heartbeat))
+                    await self.ask(node, Request.HEART_BEAT, body=json.dumps(heartbeat))
             await self._pause(300, 600)
 
     # --- producers ----------------------------------------------------------------------------
@@ -107,7 +120,7 @@ class ClientNode(ProductionNode):
             "i": encode_properties(properties).decode(), "j": "0", "k": "false", "m": "false",
         }  # fmt: skip
         body = number.to_bytes(8, "big") + bytes(kind * 40)
-        answer = await self._ask(world.replicas[1], Request.SEND_MESSAGE_V2, fields, body)
+        answer = await self.ask(world.replicas[1], Request.SEND_MESSAGE_V2, fields, body)
         world.trace.add(self.name, f"special {number} kind {kind}: {answer and answer.code}")
         if answer is None or answer.code != Answer.SUCCESS:
             return
@@ -133,7 +146,7 @@ class ClientNode(ProductionNode):
             "commitLogOffset": str(physical), "fromTransactionCheck": str(is_checked).lower(),
             "commitOrRollback": str(End.COMMIT if is_committed else End.ROLLBACK),
         }  # fmt: skip
-        answer = await self._ask(node, Request.END_TRANSACTION, fields)
+        answer = await self.ask(node, Request.END_TRANSACTION, fields)
         self.world.trace.add(self.name, f"end of {number} at {node.name}: {answer and answer.code}")
         sent = self.world.acting.sent[number]
         sent.is_ended |= answer is not None and answer.code == Answer.SUCCESS
@@ -165,7 +178,7 @@ class ClientNode(ProductionNode):
                 "consumerGroup": "g", "topic": QUEUE.topic, "queueId": "0",
                 "commitOffset": str(max(0, offsets.get("g", QUEUE.topic, 0)) + 1),
             }  # fmt: skip
-            await self._ask(node, Request.UPDATE_CONSUMER_OFFSET, fields)
+            await self.ask(node, Request.UPDATE_CONSUMER_OFFSET, fields)
             if self.world.scheduler.chance(0.05) and node.serves:
                 name = f"t{self.world.scheduler.now_us}"
                 node.loop.enter(node.broker.topics.create, TopicConfig(name, 1, 1))
@@ -180,7 +193,7 @@ class ClientNode(ProductionNode):
             node = world.found()
             if node is None:
                 continue
-            answer = await self._ask(node, Request.LOCK_BATCH_MQ, body=body)
+            answer = await self.ask(node, Request.LOCK_BATCH_MQ, body=body)
             is_locked = answer is not None and answer.code == Answer.SUCCESS and bool(
                 json.loads(answer.body, LockedBody).locked
             )  # fmt: skip
@@ -188,4 +201,4 @@ class ClientNode(ProductionNode):
                 world.on_locked(node, client)
                 await asyncio.sleep(draw.between(1_000, 400_000) / 1e6)
             world.acting.on_unlocked(QUEUE, client)
-            await self._ask(node, Request.UNLOCK_BATCH_MQ, body=body)
+            await self.ask(node, Request.UNLOCK_BATCH_MQ, body=body)

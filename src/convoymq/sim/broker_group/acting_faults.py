@@ -10,8 +10,11 @@
 | `deaf` | the master is away, and targets' answers are lost for a part of that time |
 | `hush` | the master is away, and a name server that hears a slave does not reach it |
 | `together` | all replicas are away, and come back at once |
+| `brim` | the master is away, and for a part of that time disks of targets and slaves are full |
+| `twin` | another broker with the id of a replica runs |
 
 `jump`: a wall clock jumps by some seconds, forth or back. `back`: a slave restarts.
+`pops`, `ahead`: clients pop, and pull behind the end, during the whole run (`acting_pops.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ from convoymq.sim.broker_group.world import BrokerGroupInjector
 if TYPE_CHECKING:
     from convoymq.sim.broker_group.acting_world import ActingWorld
 
-OUTAGES = ("unlisted", "exile", "camps", "shut", "together", "crossed", "deaf", "hush")
-ACTING_KINDS = ("away", "mute", "jump", "back", *OUTAGES)
+OUTAGES = ("unlisted", "exile", "camps", "shut", "together", "crossed", "deaf", "hush", "brim",
+           "twin")  # fmt: skip
+ACTING_KINDS = ("away", "mute", "jump", "back", *OUTAGES, "pops", "ahead")
 """Kinds of faults that only this load has."""
 JUMP_MS = 3_000
 
@@ -79,6 +83,11 @@ class ActingInjector(BrokerGroupInjector):
             server = draw.rng.choice(world.name_servers)
             world.crash(server, restart_us=100_000, keep=1.0, refuses=True)
             draw.after(1_500_000, None, self._hush, server.number, slaves, duration_us - 1_500_000)
+        elif kind == "brim":
+            self._master_away(duration_us)
+            draw.after(draw.between(0, 2_500_000), None, self._brim, kind)
+        elif kind == "twin":
+            world.start_twin(draw.rng.choice(list(world.replicas.values())), duration_us)
         else:
             world.trace.fault(kind, "all")
             for node in world.replicas.values():
@@ -105,6 +114,18 @@ class ActingInjector(BrokerGroupInjector):
         world = self.world
         if not self.stopped:
             self._kill_all(kind, list(world.targets), world.scheduler.between(1_500_000, 3_000_000))
+
+    def _brim(self, kind: str) -> None:
+        """Disks of targets and slaves are full."""
+        world, draw = self.world, self.world.scheduler
+        slaves = [node for number, node in world.replicas.items() if number != 1]
+        nodes = [node for node in (*world.targets.values(), *slaves) if draw.chance(0.6)]
+        if self.stopped:
+            return
+        world.trace.fault(kind, " ".join(node.name for node in nodes))
+        for node in nodes:
+            node.disk.fill(draw.skewed(0, 20_000))
+            draw.after(draw.between(500_000, 4_000_000), None, node.disk.empty)
 
     def _deaf(self, kind: str) -> None:
         """Replicas do not hear targets, which hear them."""

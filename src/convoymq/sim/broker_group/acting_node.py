@@ -16,6 +16,7 @@ from convoymq.rocketmq.acting.escape import GENERATION_FIELD, KEY_FIELD
 from convoymq.rocketmq.acting.roles import State
 from convoymq.rocketmq.broker.configuration import Configuration
 from convoymq.rocketmq.broker.service import Broker
+from convoymq.rocketmq.broker.values import GroupConfig
 from convoymq.rocketmq.ha.log import StoreLog
 from convoymq.rocketmq.ha.service import GroupReplication
 from convoymq.rocketmq.namesrv.service import NameServer
@@ -45,6 +46,7 @@ POLL_MS = 300
 SCAN_MS = 100
 START_AGAIN_US = 500_000
 ANSWERED_US = 200_000
+POP_TOPIC, POP_GROUP = "pops", "poppers"
 TOPICS = {"orders": 2, "later": 2, "deals": 2}
 DELAYS = "1s 2s"
 
@@ -125,13 +127,17 @@ class _Watched(NameServer):
 
 
 class ActingNode(ProductionNode):
-    """One replica of broker `a`, or the only one of another broker."""
+    """One replica of broker `a`, or the only one of another broker.
+
+    Args:
+        twin_of: the replica whose id this one has.
+    """
 
     broker: Broker
 
     def __init__(
         self, world: ActingWorld, number: int, settings: GroupSettings,
-        store_settings: StoreSettings,
+        store_settings: StoreSettings, *, twin_of: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(world, number)
         self.settings = settings
@@ -139,7 +145,7 @@ class ActingNode(ProductionNode):
         self.is_ready = False
         """True once the broker serves."""
         self.broker_name = "a" if settings.replicas > 1 else f"b{number}"
-        self.id = number - 1 if settings.replicas > 1 else MASTER_ID
+        self.id = MASTER_ID if settings.replicas == 1 else twin_of - 1 if twin_of else number - 1
         self.address = f"{host_of(number)}:{PORT}"
 
     def _open(self) -> Receiver:
@@ -181,6 +187,9 @@ class ActingNode(ProductionNode):
         self.broker = Broker(Configuration(pairs), self)
         for name, queues in TOPICS.items():
             self.broker.topics.create(TopicConfig(name, queues, queues))
+        if self.world.plan.faults & {"pops", "ahead"}:
+            self.broker.topics.create(TopicConfig(POP_TOPIC, 2, 2))
+            self.broker.groups.update([GroupConfig(POP_GROUP)])
         self._start_process(self._serve())
 
     async def _serve(self) -> None:
@@ -303,7 +312,8 @@ class ActingNode(ProductionNode):
         return answer
 
     async def _take_over(self, member: str) -> bool:
-        peer = self.world.replicas[node_of(member.partition(":")[0])]
+        peer = self.world.nodes[node_of(member.partition(":")[0])]
+        assert isinstance(peer, ActingNode)
         found = peer.broker
         offsets = {key: dict(table) for key, table in found.offsets.table.items()}
         known = set(found.topics.table), set(found.groups.table)

@@ -20,6 +20,7 @@ from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.sim.broker_group.acting_clients import QUEUE, ClientNode
 from convoymq.sim.broker_group.acting_faults import ACTING_KINDS, OUTAGES, ActingInjector
 from convoymq.sim.broker_group.acting_node import ActingNode, NameServerNode, running
+from convoymq.sim.broker_group.acting_pops import PopBook
 from convoymq.sim.broker_group.acting_referee import LATE_US, ActingReferee
 from convoymq.sim.broker_group.referee import Replica
 from convoymq.sim.broker_group.world import BrokerGroupLoad, BrokerGroupWorld
@@ -50,6 +51,7 @@ class ActingWorld(BrokerGroupWorld):
 
     injector_class = ActingInjector
     pauses_us = (60_000, 300_000)
+    nodes: dict[int, SimNode]
     replicas: Mapping[int, ActingNode]
 
     def _make_nodes(self, replicas: int) -> None:
@@ -69,6 +71,9 @@ class ActingWorld(BrokerGroupWorld):
         """Process, its generation -> time of the first attempt that a target had to refuse."""
         self._disagreed_us = -2 * DISAGREED_US
         self._numbers = 1 << 40
+        self.pops = PopBook()
+        self.twins: dict[int, ActingNode] = {}
+        """Brokers with the id of a replica, by their numbers."""
         self.name_servers: list[NameServerNode] = []
         made = {
             n: ActingNode(self, n, self.settings, self.store_settings)
@@ -78,6 +83,7 @@ class ActingWorld(BrokerGroupWorld):
         self.targets = {n: ActingNode(self, n, alone, durable) for n in (first, first + 1)}
         self.name_servers = [NameServerNode(self, n) for n in (first + 2, first + 3)]
         self.replicas = made
+        self._twin_number = first + 5
         others = {node.number: node for node in (*self.name_servers, ClientNode(self, first + 4))}
         self.nodes = {**made, **self.targets, **others}
 
@@ -242,6 +248,42 @@ class ActingWorld(BrokerGroupWorld):
         else:
             World.crash(self, node, restart_us=restart_us, keep=keep, refuses=refuses)
 
+    def start_twin(self, original: ActingNode, duration_us: int) -> None:
+        """A broker with the id of a replica and an empty disk runs for a while."""
+        if self.owes_any() or self.twins:
+            return
+        number = self._twin_number
+        self._twin_number += 1
+        twin = ActingNode(self, number, self.settings, self.store_settings,
+                          twin_of=original.number)  # fmt: skip
+        self.trace.fault("twin", f"{twin.name} is {original.name} too")
+        self.twins[number] = self.nodes[number] = twin
+        self._start(twin)
+        self.scheduler.after(duration_us, None, self._end_twin, twin, original.number)
+
+    def _end_twin(self, twin: ActingNode, original: int) -> None:
+        """Ends a twin for ever. Copies on its disk are lost, as those of one replica may be."""
+        if twin.alive:
+            self._on_down(twin)
+            twin.process.alive = False
+            self.network.stop(twin.number, refuses=True)
+        del self.nodes[twin.number], self.twins[twin.number]
+        self.debts[original] = self.referee.end
+        self.trace.add(twin.name, "ends for ever")
+
+    def _start(self, node: SimNode) -> None:
+        # A twin that was down at its end stays so.
+        if node.number in self.nodes:
+            super()._start(node)
+
+    def owes_any(self) -> bool:
+        """See `BrokerGroupWorld`: what a twin has, it will lose."""
+        return bool(self.twins) or super().owes_any()
+
+    def copies(self) -> list[int]:
+        """See `BrokerGroupWorld`."""
+        return [*super().copies(), *(twin.copied for twin in self.twins.values())]
+
     # Phases.
 
     def _first_phase(self) -> None:
@@ -284,6 +326,8 @@ class ActingWorld(BrokerGroupWorld):
             return [f"the master does not run special services: {master.state}"]
         served = [master, *self.targets.values()]
         lacking = self.acting.lacking(served, self.acting.sent)
+        if not lacking:
+            return [f"{number} is to be popped" for number in self.pops.lacking()[:5]]
         return [f"{number} is to be delivered" for number in lacking[:5]]
 
     def _final_checks(self) -> None:
@@ -300,6 +344,8 @@ class ActingWorld(BrokerGroupWorld):
             "splits": self.acting.splits,
             "locked": self.locked,
             "taken over": self.taken_over,
+            "popped": self.pops.popped,
+            "popped again": self.pops.again,
         }
 
 

@@ -177,9 +177,13 @@ class BrokerGroupWorld(ChannelessWorld):
         if status is PutStatus.PUT_OK:
             self.workload.confirmed += 1
             self.referee.on_acknowledged(number, queue, offset, end)
-            has = [node.copied for node in self.replicas.values()]
+            has = self.copies()
             if sum(each >= end for each in has) < self.settings.copies_min:
                 raise InvariantBroken(f"{number} was acknowledged up to {end}, brokers have {has}")
+
+    def copies(self) -> list[int]:
+        """Returns up to where each broker has the log."""
+        return [node.copied for node in self.replicas.values()]
 
     def _read(self) -> None:
         scheduler = self.scheduler
