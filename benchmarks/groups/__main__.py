@@ -104,7 +104,7 @@ async def _ask(code: int, fields: dict[str, str], body: bytes = b"") -> int:
 def _is_replicated() -> bool:
     """Returns whether a message is confirmed by both: the topic is there, and the slave in sync."""
     tried = subprocess.run(
-        _load_command("produce", f"127.0.0.1:{BASE_PORT}", TOPIC, "1", "10", "0", "2"),
+        _load_command("produce", f"127.0.0.1:{BASE_PORT}", TOPIC, "1", "10", "0", "5"),
         capture_output=True,
         text=True,
         check=False,
