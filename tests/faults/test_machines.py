@@ -7,6 +7,8 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -24,6 +26,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports(__name__)
+SECOND_PORT = cluster_ports(__name__)
 MACHINES = 3
 PROCESSES = 2
 QUEUES = [f"machines-{number}" for number in range(4)]
@@ -188,3 +191,49 @@ def test_the_processes_of_a_killed_supervisor_end_in_order(
     cluster.start_node(3)
     cluster.wait_ready()
     until(lambda: running(cluster) == NODES)
+
+
+def restart(cluster: LocalCluster, number: int, processes: int) -> None:
+    """Restarts a node with another number of processes."""
+    node = cluster.nodes[number - 1]
+    cluster.kill(number, signal.SIGTERM)
+    cluster._processes[number].wait()
+    cluster.poll()
+    node.processes = processes
+    cluster._write_config(node)
+    cluster.start_node(number)
+    cluster.wait_ready()
+
+
+def test_data_of_one_process_are_opened_by_the_first_of_several_and_back(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """One machine after the other gets a second process, and later loses it, under load."""
+    made = LocalCluster(tmp_path_factory.mktemp("again"), MACHINES, SECOND_PORT, {}, PROCESSES)
+    for node in made.nodes:
+        node.processes = 1
+    with made as cluster:
+        cluster.wait_ready()
+        with publishing(cluster) as publisher:
+            for number in range(1, MACHINES + 1):
+                restart(cluster, number, PROCESSES)
+                publisher.more()
+            until(lambda: running(cluster) == NODES)
+            with contextlib.closing(connect(SECOND_PORT)) as connection:
+                channel = connection.channel()
+                for number in range(6):
+                    channel.queue_declare(f"later-{number}", durable=True)
+            names = {row["name"]: row["id"] for row in cluster.api("nodes")}
+            homes = {names[row["node"]] for row in cluster.api("queues")}
+            assert homes >= {node_number(1, 1), node_number(1, 2)}
+            for number in range(1, MACHINES + 1):
+                second = node_number(number, 2)
+                url = f"http://127.0.0.1:{cluster.nodes[number % MACHINES].http_port}"
+                drain = ["upgrade", "drain", str(second)]
+                forget = ["cluster", "forget", str(second), "--force"]
+                for words in (drain, forget):
+                    command = [sys.executable, "-m", "convoymq.cli", *words, "--url", url]
+                    subprocess.run(command, check=True)
+                restart(cluster, number, 1)
+                publisher.more()
+            until(lambda: running(cluster) == {1, 2, 3})
