@@ -19,6 +19,7 @@ from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.browse import Browsing
 from convoymq.broker.cluster_queries import ClusterQueries
+from convoymq.broker.copies import Copies
 from convoymq.broker.declarations import Declarations
 from convoymq.broker.firehose import Firehose
 from convoymq.broker.group_requests import GroupRequests
@@ -231,6 +232,7 @@ class Broker:
         self.peeking = Peeking(self.local, requests)
         self.scheduled = Scheduled(self.local, requests)
         self.browsing = Browsing(self.local, requests)
+        self.copies = Copies(self.local, requests, self.alarms)
         self.queue_logs = QueueLogs(requests)
         self.quorum_checks = QuorumChecks(requests, self.cluster)
         self.rebalancer = Rebalancer(requests, self.leadership, self.cluster, self._tasks)

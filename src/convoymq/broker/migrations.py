@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import structlog
 
 from convoymq.broker.alarms import Alarms
+from convoymq.broker.copier import Copier
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.migration_plan import Plan, plan_of
 from convoymq.broker.registry import Counters
-from convoymq.kernels.batch import slice_records
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.cluster_nodes import ClusterNodes
 from convoymq.metadata.commands import BeginMigration, EndMigration
@@ -39,16 +38,7 @@ from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.refusals import queue_subject
 from convoymq.model.tasks import Tasks
-from convoymq.queues.dead_letter_publisher import is_gone
-from convoymq.queues.interface import (
-    LETTERS_LEAVE,
-    ConsumerSpec,
-    Delivery,
-    PublishOutcome,
-    Queue,
-    QueueClient,
-)
-from convoymq.queues.null_events import NullEvents
+from convoymq.queues.interface import LETTERS_LEAVE, Queue
 from convoymq.queues.placement import Placement, placed
 from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
@@ -58,14 +48,8 @@ from convoymq.transport.frame_kinds import KIND_MIGRATION
 log = structlog.get_logger()
 
 BEGIN, OUTCOME, HOLD = "begin", "outcome", "hold"
-WINDOW_MESSAGES = 2048
-"""Copied messages without a confirm."""
-SLICE_MESSAGES = 256
-"""So many are copied before others have their turn."""
 NODE_TIMEOUT_S = 5.0
 """Longest wait for a node to say that it holds its clients."""
-CONFIRM_TIMEOUT_S = 60.0
-"""Longest wait for the successor to confirm anything."""
 RETRY_S = 0.5
 POLL_S = 0.2
 MIGRATING, MIGRATED, UNDONE = "migrating", "migrated", "undone"
@@ -73,12 +57,6 @@ OUTCOMES_KEPT = 1024
 LOOK_GROUPS = 256
 """Queues that one `tick` looks at."""
 RATE_MAX = 1_000_000_000
-MARKER = 1
-"""Number of the consumer that takes and returns what was handed out before."""
-FLAG_HEADERS = 8
-"""Of ENQUEUE: records carry headers that queues act on."""
-PRIORITY_FLAG = 2
-"""Of ENQUEUE: records carry a priority."""
 
 
 class Progress(NamedTuple):
@@ -471,143 +449,3 @@ class Migrations:
                 self._thaw(record.group, successor)
         finally:
             self._running.discard(record.group)
-
-
-class Copier(NullEvents):
-    """Copies the messages of a frozen queue into its successor."""
-
-    def __init__(
-        self,
-        target: Queue,
-        session: int,
-        rate: int,
-        check: Callable[[], None],
-        moved: Callable[[int], None],
-    ) -> None:
-        """
-        Args:
-            rate: messages a second, at most; 0 = any number.
-            check: raises Unavailable while nothing is to be published.
-            moved: called with the number of messages that the target has confirmed.
-        """
-        self._target = target
-        self._client = target.client(session, self)
-        self._rate = rate
-        self._check = check
-        self._on_moved = moved
-        self.copied = 0
-        self._sent = 0
-        self._failed = ""
-        self._is_blocked = False
-        self._moved = asyncio.Event()
-        self._marked = 0
-        self._ids: list[int] = []
-        self._taken = 0
-        self._returned = False
-
-    def close(self) -> None:
-        """Ends the stream into the successor."""
-        self._client.close()
-
-    async def copy(self, source: Queue) -> None:
-        """Copies everything, and returns when it is confirmed. Raises Unavailable."""
-        handed_out, has_priorities = 0, False
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        frozen = source.frozen
-        # No pause is longer than a second.
-        slice_messages = min(self._rate or SLICE_MESSAGES, SLICE_MESSAGES)
-        for run in source.stored_runs():
-            first = 0
-            while first < run.messages:
-                if source.frozen != frozen or source.ended is not None or is_gone(self._client):
-                    raise Unavailable("the queue was deleted, or another node leads it")
-                self._check()
-                count = min(run.messages - first, slice_messages)
-                records = slice_records(run.block, run.command, run.first + first, count)
-                if not source.serves_delays:
-                    # In classic queues they mean nothing, and several of a group are out.
-                    records = records[:5] + bytes((records[5] & ~FLAG_HEADERS,)) + records[6:]
-                self._client.target.publish_records(records, count, self._sent + 1)
-                self._sent += count
-                first += count
-                has_priorities |= bool(records[5] & PRIORITY_FLAG)
-                await asyncio.sleep(self._pause(began, loop.time()))
-                await self._until(self._may_send)
-            if run.acquired_count:
-                handed_out = self._sent
-        await self._until(lambda: self.copied == self._sent)
-        if handed_out and not self._target.features.reads_by_offset:
-            # Another order than that of the log decides who comes first.
-            await self._mark(self._sent if has_priorities else handed_out)
-
-    def _may_send(self) -> bool:
-        return not self._is_blocked and self._sent - self.copied <= WINDOW_MESSAGES
-
-    def _pause(self, began: float, now: float) -> float:
-        return max(0.0, began + self._sent / self._rate - now) if self._rate else 0.0
-
-    async def _mark(self, count: int) -> None:
-        """Takes the first messages and returns them: they were handed out before."""
-        self._marked = count
-        self._client.subscribe(
-            ConsumerSpec(number=MARKER, tag="convoy.migration", prefetch=count, no_ack=False)
-        )
-        await self._until(lambda: self._taken >= count)
-        self._client.cancel(MARKER)
-        self._client.when_settled(self._on_returned)
-        await self._until(lambda: self._returned)
-
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            if self._failed:
-                raise Unavailable(self._failed)
-            self._moved.clear()
-            try:
-                async with asyncio.timeout(CONFIRM_TIMEOUT_S):
-                    await self._moved.wait()
-            except TimeoutError:
-                raise Unavailable("the successor does not take messages") from None
-
-    def _fail(self, reason: str) -> None:
-        self._failed = self._failed or reason
-        self._moved.set()
-
-    def on_published(
-        self, client: QueueClient, tags: Sequence[int], outcome: PublishOutcome
-    ) -> None:
-        """See `PublisherEvents`."""
-        if not outcome:
-            self._fail("the successor refused a message")
-        pairs = zip(tags[::2], tags[1::2], strict=True)
-        self.copied += sum(last - first + 1 for first, last in pairs)
-        self._on_moved(self.copied)
-        self._moved.set()
-
-    def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """See `PublisherEvents`: the bound of bytes without a confirm is that of any client."""
-        self._is_blocked = blocked
-        self._moved.set()
-
-    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
-        """See `ClientEvents`."""
-        self._ids += (delivery.first_id, delivery.first_id + delivery.messages - 1)
-        self._taken += delivery.messages
-        if self._taken >= self._marked:
-            client.return_(MARKER, self._ids, failed=False, untried=True)
-            self._moved.set()
-
-    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
-        """See `ClientEvents`."""
-        self._fail(f"the successor ended: {reason}")
-
-    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
-        """See `ClientEvents`."""
-        if error is not None:
-            self._fail(str(error))
-
-    def _on_returned(self, ok: bool) -> None:
-        self._returned = True
-        if not ok:
-            self._fail("the successor lost what was returned to it")
-        self._moved.set()

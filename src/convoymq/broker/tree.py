@@ -208,6 +208,11 @@ class TreeView:
         """Returns the node that leads the metadata group; None = nobody, as far as known here."""
         return self._store.leader
 
+    @property
+    def cluster_id(self) -> str:
+        """Returns the id that the cluster got when it was founded, or recovered."""
+        return self._store.tree.cluster_id
+
     async def execute(self, command: Command) -> object:
         """Changes the tree, and returns the reply when this node has applied it. Raises
         BrokerError."""

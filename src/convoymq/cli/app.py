@@ -15,6 +15,7 @@ import typer
 
 from convoymq.cli import role_of
 from convoymq.cli.api import base_of, delete, get_json
+from convoymq.cli.backup.command import backup, restore
 from convoymq.cli.cluster import (
     DATA_DEFAULT,
     LocalCluster,
@@ -585,6 +586,8 @@ def _forget(node: int, base: str, user: str, force: bool, wait: float) -> None:
 
 
 app.command("recover")(recover)
+app.command("backup")(backup)
+app.command("restore")(restore)
 
 
 # -- help for newcomers -----------------------------------------------------------------------

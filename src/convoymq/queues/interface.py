@@ -21,6 +21,7 @@ from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, RunsReq
 
 if TYPE_CHECKING:
     from convoymq.kernels.order_headers import Place
+    from convoymq.queues.copying import CopiedPage
     from convoymq.queues.quorum.browsing import Page, Question
     from convoymq.trace.recorder import QueueTrace
 
@@ -230,8 +231,8 @@ GET_EMPTY = GetResult()
 
 
 class StoredRun(NamedTuple):
-    """Neighbouring messages of a queue that is being migrated: records [first, first + messages)
-    of one ENQUEUE command."""
+    """Neighbouring messages of a queue that is being migrated or copied: records [first, first +
+    messages) of one ENQUEUE command."""
 
     block: bytes
     command: int
@@ -239,6 +240,10 @@ class StoredRun(NamedTuple):
     messages: int
     acquired_count: int
     """More than 0: they were handed out before."""
+    position: int = 0
+    """Place of the first message in the history of the queue."""
+    spreads: bool = False
+    """Each message has a position of its own; otherwise they share one."""
 
 
 LETTERS_LEAVE = "dead letters are on their way"
@@ -574,6 +579,16 @@ class Queue(ABC):
         """Yields what the frozen queue has, in the order in which it was published. Raises
         Unavailable."""
         raise NotImplementedError
+
+    async def copy_page(self, after: int, upto: int) -> CopiedPage:
+        """Returns stored messages behind the position `after` up to `upto`; negative: from the
+        first one, and up to the newest one now. To be asked where the queue is decided about.
+
+        Raises:
+            PreconditionFailed: queues of this type cannot be copied.
+            Unavailable: it is decided elsewhere, or a message cannot be read.
+        """
+        raise PreconditionFailed(f"queues of type {self.type} cannot be copied")
 
     def hold(self, successor: int, seqs: Mapping[int, int]) -> None:
         """Takes note on a node that the queue is frozen, and of `applied_seqs` of its sessions."""

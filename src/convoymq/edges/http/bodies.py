@@ -96,6 +96,16 @@ class Bodies:
         except TimeoutError:
             raise ApiError(408, "request_timeout", "the body did not come in time") from None
 
+    async def read_bytes(self, request: Request, most: int) -> bytes:
+        """Returns the body as it is. Raises ApiError."""
+        reader = _Reader(request, most, self._idle_timeout_s, is_text=False)
+        try:
+            async with asyncio.timeout(self._timeout_s), self._large:
+                await reader.take(most)
+            return bytes(reader.data)
+        except TimeoutError:
+            raise ApiError(408, "request_timeout", "the body did not come in time") from None
+
     async def read_fields(self, request: Request) -> JsonObject:
         """Returns the fields of a small form, or of a JSON object. Raises ApiError."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != FIELDS_TYPE:
@@ -115,7 +125,12 @@ class Bodies:
 
 
 class _Reader:
-    def __init__(self, request: Request, most: int, idle_timeout_s: float) -> None:
+    def __init__(
+        self, request: Request, most: int, idle_timeout_s: float, *, is_text: bool = True
+    ) -> None:
+        self.data = bytearray()
+        """The body, unless it is text."""
+        self._is_text = is_text
         declared = request.headers.get("content-length", "")
         if declared.isascii() and declared.isdecimal() and len(declared) > len(str(most)):
             raise self._too_large(most)
@@ -150,6 +165,11 @@ class _Reader:
 
     def _add(self, part: bytes, *, final: bool = False) -> None:
         self._size += len(part)
+        if not self._is_text:
+            if self._size > self._most:
+                raise self._too_large(self._most)
+            self.data += part
+            return
         self._containers += part.count(b"[") + part.count(b"{")
         if self._size > self._most:
             raise self._too_large(self._most)

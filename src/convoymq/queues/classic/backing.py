@@ -476,9 +476,10 @@ class Backing:
                 continue
             yield from self._walk_line(line, position if line.level == level else 0)
 
-    def by_position(self) -> Iterator[Run]:
-        """As `walk` all messages, in the order in which they were published."""
-        return merge(*(self._walk_line(line, 0) for line in self.occupied()), key=position_of)
+    def by_position(self, since: int = 0) -> Iterator[Run]:
+        """As `walk` all messages from a position on, in the order in which they were published. The
+        first run may begin before it."""
+        return merge(*(self._walk_line(line, since) for line in self.occupied()), key=position_of)
 
     def _walk_line(self, line: Line, since: int) -> Iterator[Run]:
         for item in [*line.returned, *line.waiting]:

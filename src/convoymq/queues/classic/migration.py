@@ -13,6 +13,7 @@ from heapq import merge
 from typing import TYPE_CHECKING
 
 from convoymq.model.errors import StorageFault, Unavailable
+from convoymq.queues.copying import CopiedPage, page_of
 from convoymq.queues.interface import LETTERS_LEAVE, StoredRun
 
 if TYPE_CHECKING:
@@ -192,14 +193,27 @@ class Freezable(Replaceable):
         held = sum(run.count for run in machine.held_runs())
         return machine.ready_count + held + machine.aside.count
 
-    def stored_runs(self) -> Iterator[StoredRun]:
-        """See `Queue`."""
+    def stored_runs(self, since: int = 0) -> Iterator[StoredRun]:
+        """See `Queue`; from a position on."""
         try:
-            for run, is_held in _stored(self.machine):
+            for run, is_held in _stored(self.machine, since):
                 block, command = self.machine.body_of(run.block)
-                yield StoredRun(block, command, run.first, run.count, run.acquired_count + is_held)
+                skip = max(0, since - run.position)
+                yield StoredRun(
+                    block, command, run.first + skip, run.count - skip,
+                    run.acquired_count + is_held, run.position + skip, spreads=True,
+                )  # fmt: skip
         except (OSError, StorageFault) as error:
             raise Unavailable(f"{self.subject} cannot be read: {error}") from error
+
+    async def copy_page(self, after: int, upto: int) -> CopiedPage:
+        """See `Queue`."""
+        if self.ended is not None:
+            raise self.ended
+        self.settle_round(self.host.now_ms())
+        newest = self.machine.next_position - 1
+        # In one go: what is read from disk while the queue moves on may not come twice.
+        return page_of(self.stored_runs(after + 1), after, newest if upto < 0 else upto)
 
     def replace(self, successor: Queue) -> None:
         """See `Queue`. Clients elsewhere hear of it from the tree."""
@@ -208,10 +222,12 @@ class Freezable(Replaceable):
         self.machine.effects.clear()
 
 
-def _stored(machine: ClassicMachine) -> Iterator[tuple[Run, bool]]:
-    """Yields what is ready or held, and whether somebody holds it, in the order in which it was
-    published. Raises StorageFault and OSError."""
-    ready = ((run, False) for run in machine.backing.by_position())
+def _stored(machine: ClassicMachine, since: int) -> Iterator[tuple[Run, bool]]:
+    """Yields what is ready, held or about to leave from a position on, and whether somebody holds
+    it, in the order in which it was published. Raises StorageFault and OSError."""
+    ready = ((run, False) for run in machine.backing.by_position(since))
     beside = [*((run, True) for run in machine.held_runs()), *((r, False) for r in machine.aside)]
-    held = sorted(beside, key=lambda each: each[0].position)
+    beside += ((run, False) for run in machine.leaving)
+    behind = (each for each in beside if each[0].position + each[0].count > since)
+    held = sorted(behind, key=lambda each: each[0].position)
     yield from merge(ready, held, key=lambda each: each[0].position)

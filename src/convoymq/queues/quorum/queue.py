@@ -42,6 +42,7 @@ from convoymq.model.refusals import (
     not_empty,
 )
 from convoymq.queues import handing_over
+from convoymq.queues.copying import CopiedPage
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, effects_of
@@ -62,6 +63,7 @@ from convoymq.queues.quorum import views
 from convoymq.queues.quorum.browsing import Page, Question, page, record_at
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.consumers import OUTCOMES_SINCE
+from convoymq.queues.quorum.copying import Copying, stored_places
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover
 from convoymq.queues.quorum.delayed import CANCEL_SCHEDULED
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -160,6 +162,7 @@ class QuorumQueue(GroupQueue):
         self.operation_mover = OperationMover(self, routes)
         self.resolver = TransactionResolver(self, routes)
         self._reservation_client = ReservationClient(self, ask_node)
+        self._copying = Copying(self)
         #: The entry by which `refuses_publishes` is what it is.
         self._refusing_at = 0
         self._warned_overflow = False
@@ -659,12 +662,18 @@ class QuorumQueue(GroupQueue):
         replica = self.replica()
         if replica is None or not replica.is_leader:
             raise Unavailable(f"queue '{self.name}' is led elsewhere")
-        places = replica.machine.state_snapshot()
-        for session, _, _, run in sorted(places, key=lambda place: place[3][:3]):
+        for is_held, run in stored_places(replica.machine):
             block = self.entry_bytes(run[0])
             if block is None:
                 raise Unavailable(f"a message of queue '{self.name}' cannot be read here")
-            yield StoredRun(block, run[1], run[2], run[3], run[5] + (session is not None))
+            yield StoredRun(block, run[1], run[2], run[3], run[5] + is_held)
+
+    async def copy_page(self, after: int, upto: int) -> CopiedPage:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None or replica.established_leader != self.node:
+            raise Unavailable(f"queue '{self.name}' is led elsewhere")
+        return self._copying.page(replica.machine, after, upto)
 
     # --- reservations --------------------------------------------------------------------------
 

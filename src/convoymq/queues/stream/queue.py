@@ -42,8 +42,9 @@ from convoymq.model.errors import (
     StorageFault,
     Unavailable,
 )
+from convoymq.queues.copying import PAGE_BYTES, CopiedPage, page_of
 from convoymq.queues.group_queue import GroupQueue
-from convoymq.queues.interface import ClientEvents, QueueFeatures, Row
+from convoymq.queues.interface import ClientEvents, QueueFeatures, Row, StoredRun
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.reservation_reads import Fields
@@ -620,6 +621,24 @@ class StreamQueue(GroupQueue):
                 await asyncio.sleep(0)
         self._keep_place(reader)
         return Chunks(machine.first, machine.next, runs)
+
+    async def copy_page(self, after: int, upto: int) -> CopiedPage:
+        """See `Queue`. Messages that retention dropped meanwhile are left out."""
+        replica = self._host.replica(self.group)
+        if replica is None or replica.established_leader != self.node:
+            raise Unavailable(f"{self.subject} is led elsewhere")
+        machine: StreamMachine = replica.machine
+        if upto >= machine.next:
+            raise Unavailable("the replica is behind")
+        if upto < 0:
+            upto = machine.next - 1
+        first = max(after + 1, machine.first)
+        chunks = await self.fetch_chunks(first, upto + 1, READ_ROWS_MAX, PAGE_BYTES, 0)
+        runs = (StoredRun(*run[:4], 0, run.offset, spreads=True) for run in chunks.runs)
+        found = page_of(runs, after, upto)._replace(first=machine.first)
+        if found.is_last and chunks.next is not None and chunks.next <= upto:
+            return found._replace(after=chunks.next - 1, is_last=False)
+        return found
 
     async def offsets(self, what: str, time_ms: int | None) -> tuple[int | None, int | None]:
         """Returns (offset, time in ms) of a place; either is None where it does not exist.

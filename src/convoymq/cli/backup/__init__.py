@@ -1,0 +1,1 @@
+"""`convoy backup` and `convoy restore`: messages and definitions in a store (ADR 0208)."""
