@@ -22,6 +22,8 @@ REQUEST_BYTES = 1 << 20
 ATTEMPTS = 3
 """Each from an empty queue."""
 QUEUES, TOPICS = "queues", "topics"
+ACCESS = ("users", "permissions", "topic_permissions")
+"""Definitions that come last."""
 
 
 class Target(Protocol):
@@ -59,6 +61,9 @@ class Restoring:
         self._target = target
         self._archive = archive
         self._manifest = manifest
+        self._definitions = {
+            key: rows for key, rows in manifest.definitions.items() if key not in ACCESS
+        }
         self._say = say
         self.differences: list[str] = []
         """Queues and topics that have another number of messages than in the backup by now."""
@@ -81,12 +86,14 @@ class Restoring:
         self._target.import_definitions(self._without_topics())
         for topic in manifest.topics:
             self._create(topic)
-        self._target.import_definitions(manifest.definitions)
+        self._target.import_definitions(self._definitions)
         for copy in manifest.queues:
             self._restore(QUEUES, copy.vhost, copy.name, [copy], partial(self._declare_again, copy))
         for topic in manifest.topics:
             again = partial(self._create_again, topic)
             self._restore(TOPICS, topic.vhost, topic.name, topic.queues, again)
+        # With users and their passwords, one of which may be that of this restore.
+        self._target.import_definitions(manifest.definitions)
         return manifest.messages
 
     def _without_topics(self) -> dict[str, object]:
@@ -94,12 +101,12 @@ class Restoring:
         topics = {(topic.vhost, topic.name) for topic in self._manifest.topics}
         bindings = [
             row
-            for row in self._manifest.definitions.get("bindings", ())
+            for row in self._definitions.get("bindings", ())
             if topics.isdisjoint(
                 {(row["vhost"], row["source"]), (row["vhost"], row["destination"])}
             )
         ]
-        return {**self._manifest.definitions, "bindings": bindings}
+        return {**self._definitions, "bindings": bindings}
 
     def _make_room(self, replace: bool) -> None:
         """Raises PreconditionFailed: there are messages where some are to go."""
@@ -131,7 +138,7 @@ class Restoring:
 
     def _declare_again(self, copy: QueueCopy) -> None:
         self._target.delete(QUEUES, copy.vhost, copy.name)
-        self._target.import_definitions(self._manifest.definitions)
+        self._target.import_definitions(self._definitions)
 
     def _create(self, topic: TopicCopy) -> None:
         self._target.delete(TOPICS, topic.vhost, topic.name)
@@ -146,7 +153,7 @@ class Restoring:
 
     def _create_again(self, topic: TopicCopy) -> None:
         self._create(topic)
-        self._target.import_definitions(self._manifest.definitions)
+        self._target.import_definitions(self._definitions)
 
     def _restore(
         self,

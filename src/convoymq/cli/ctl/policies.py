@@ -17,6 +17,7 @@ from convoymq.cli.ctl.command import (
     Request,
     Row,
     json_word,
+    object_of,
     pick,
     plain,
 )
@@ -167,8 +168,15 @@ def _import_definitions(invocation: Invocation) -> Output:
     except ValueError as error:
         reason = f"Failed to deserialise input (format: JSON) (error: {error})"
         raise Failure(DATA, reason) from None
-    invocation.call("POST", "definitions", document)
-    return Note("Successfully imported definitions.")
+    if not invocation.flag("skip_unsupported"):
+        invocation.call("POST", "definitions", document)
+        return Note("Successfully imported definitions.")
+    found = object_of(invocation.call("POST", "definitions?skip_unsupported=true", document))
+    left_out = found["left_out"]
+    if not left_out:
+        return Note("Successfully imported definitions.")
+    assert isinstance(left_out, list)
+    return Rows(["left_out"], [{"left_out": text} for text in left_out])
 
 
 COMMANDS = (
@@ -248,7 +256,7 @@ COMMANDS = (
     Command(
         "import_definitions file_path?",
         "Imports definitions in JSON.",
-        switches=(IMPORT_FORMAT,),
+        switches=(IMPORT_FORMAT, Switch("skip-unsupported")),
         check=_check_import,
         run=_import_definitions,
     ),

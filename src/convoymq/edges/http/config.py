@@ -47,6 +47,38 @@ class ManagementConfig(Section):
         high=525_600,
     )
 
+    definitions_backend: str = key(
+        "definitions.import_backend",
+        "local_filesystem",
+        "Source of definitions that are imported at the start.",
+        choices=("local_filesystem",),
+    )
+    definitions_path: str = key(
+        "definitions.local.path load_definitions management.load_definitions",
+        "",
+        """File with definitions, or a directory whose files `*.json` are imported by name: at the
+        start, and when they change. Empty: none.""",
+    )
+    definitions_skip_if_unchanged: bool = key(
+        "definitions.skip_if_unchanged",
+        False,
+        "Do not import again at a start what this node has imported before.",
+    )
+    definitions_skip_unsupported: bool = key(
+        "definitions.skip_unsupported",
+        False,
+        """Leave out what this release does not serve, and log it; otherwise a file with such a part
+        is not imported at all.""",
+    )
+    definitions_interval_s: int = key(
+        "definitions.interval",
+        10,
+        "Time after which changed files are looked for; 0 = at the start only.",
+        unit="s",
+        low=0,
+        high=86_400,
+    )
+
     def listeners(self) -> tuple[Listener, ...]:
         return (
             Listener("http", "http", "HTTP API", "management.tcp.port", self.tcp),

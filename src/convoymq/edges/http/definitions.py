@@ -5,7 +5,7 @@ Order: users, virtual hosts, limits, permissions, policies, exchanges and queues
 it is carried out in a copy of the tree first: when any part is not acceptable, nothing is changed,
 and the answer names every part that is not. A dry run ends there. Empty lists and objects are fine,
 as exports hold them. Operator policies and limits of virtual hosts are parameters, as in RabbitMQ's
-documents.
+documents. An import may leave out what is not acceptable instead, and lists it.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Examination:
     steps: list[Step] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     """Reasons why nothing is imported, a line for each part that is not acceptable."""
+    dependent: list[str] = field(default_factory=list)
+    """Parts that need a refused one."""
     notes: list[str] = field(default_factory=list)
     """Objects that exist with other properties, and queues that become another type."""
     creates: Counter[str] = field(default_factory=Counter)
@@ -164,15 +166,24 @@ async def examine(
     )
 
 
-async def load(broker: Broker, document: Mapping[str, object], vhost: str | None = None) -> None:
-    """Creates what the document describes; with `vhost`, everything goes there.
+async def load(
+    broker: Broker,
+    document: Mapping[str, object],
+    vhost: str | None = None,
+    *,
+    skips: bool = False,
+) -> list[str]:
+    """Creates what the document describes; with `vhost`, everything goes there. Returns what was
+    left out.
 
+    Args:
+        skips: parts that are not acceptable are left out, and those that need them.
     Raises:
         ApiError: parts of it are not acceptable, so nothing was changed.
         BrokerError: something else has changed meanwhile; what came before stays.
     """
     found = await examine(broker, document, vhost)
-    if found.refused:
+    if found.refused and not skips:
         named = "; ".join(found.refused[:NAMED_MAX])
         more = len(found.refused) - NAMED_MAX
         rest = f"; and {more} more" if more > 0 else ""
@@ -184,6 +195,7 @@ async def load(broker: Broker, document: Mapping[str, object], vhost: str | None
         )
     for step in found.steps:
         await step.perform(broker)
+    return found.refused + found.dependent
 
 
 def _examine(
@@ -198,9 +210,9 @@ def _examine(
             found.refused.append(step.reason)
             lost.add(step.makes)
             continue
-        found.steps.append(step)
         if not lost.isdisjoint(step.needs):
             lost.add(step.makes)
+            found.dependent.append(f"{step.subject}: something that it needs is left out")
             continue
         try:
             tried = step.rehearse(rehearsal)
@@ -208,6 +220,7 @@ def _examine(
             found.refused.append(reason_of(step.subject, error))
             lost.add(step.makes)
             continue
+        found.steps.append(step)
         found.creates[step.part] += tried.created
         found.notes += [tried.note] if tried.note else []
     return found

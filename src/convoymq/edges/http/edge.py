@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from convoymq.broker.access import HTTP
 from convoymq.broker.registry import MessageCounters
 from convoymq.edges.edge import Edge, Metric, NodeParts, message_metrics, size_metrics
 from convoymq.edges.http.config import ManagementConfig
+from convoymq.edges.http.definition_files import DefinitionFiles
 from convoymq.edges.http.served import served_by
 from convoymq.edges.http.server import ManagementServer, Secured
 from convoymq.model.config import Address, SslConfig
@@ -28,7 +30,15 @@ def open_edge(parts: NodeParts) -> ManagementEdge:
             backlog=config.listeners.backlog,
         ),
         parts.broker.counters.of(HTTP),
+        _files(parts, own),
     )
+
+
+def _files(parts: NodeParts, own: ManagementConfig) -> DefinitionFiles | None:
+    if not own.definitions_path:
+        return None
+    memory = Path(parts.config.node.data_dir) / "definitions.imported"
+    return DefinitionFiles(parts.broker, own, memory)
 
 
 def _pairs(addresses: Sequence[Address]) -> list[tuple[str, int]]:
@@ -49,12 +59,20 @@ class ManagementEdge(Edge):
 
     after_ready = True
 
-    def __init__(self, server: ManagementServer, messages: MessageCounters) -> None:
+    def __init__(
+        self,
+        server: ManagementServer,
+        messages: MessageCounters,
+        files: DefinitionFiles | None = None,
+    ) -> None:
         self._server = server
         self._messages = messages
+        self._files = files
 
     async def start(self) -> None:
         await self._server.start()
+        if self._files is not None:
+            self._files.start()
 
     def metrics(self) -> list[Metric]:
         return [
@@ -63,4 +81,6 @@ class ManagementEdge(Edge):
         ]
 
     async def stop(self) -> None:
+        if self._files is not None:
+            await self._files.stop()
         await self._server.stop()

@@ -25,7 +25,6 @@ FIXED: Mapping[str, tuple[str, str]] = {
 }
 """Key -> (the only value that it may have, since the cluster does just that; why)."""
 
-_DEFINITIONS = "import definitions into a running cluster: `rabbitmqctl import_definitions FILE`"
 _SUSPICION = (
     "a silent node is suspected after cluster.suspect_after_min to cluster.suspect_after_max"
 )
@@ -44,11 +43,6 @@ INSTEAD: Mapping[str, str] = {
     "cluster_keepalive_interval": "links carry heartbeats: cluster.heartbeat_interval",
     "cluster_formation.peer_discovery_backend": _PEERS,
     "channel_operation_timeout": "use operation_timeout",
-    "load_definitions": _DEFINITIONS,
-    "management.load_definitions": _DEFINITIONS,
-    "definitions.import_backend": _DEFINITIONS,
-    "definitions.local.path": _DEFINITIONS,
-    "definitions.skip_if_unchanged": _DEFINITIONS,
     "queue_master_locator": "use queue_leader_locator",
     "queue_index_embed_msgs_below": "small and large messages go to the same files",
     "vm_memory_high_watermark_paging_ratio": "classic queues share classic_queue.memory_target",
