@@ -22,3 +22,9 @@ class NodeView:
     """Returns how far this node's wall clock is ahead (ms), and whether it is too far."""
     watermarks: Watermarks | None = None
     """Thresholds of this node's alarms; None = nobody watches memory and disk."""
+    reload: Callable[[], JsonObject] = dict
+    """Reads the configuration again; see `node.live_settings`. Raises BrokerError."""
+    set_log_level: Callable[[str], None] = lambda _level: None
+    """Leaves out lines of the log below a level."""
+    reopen_log: Callable[[], None] = lambda: None
+    """Has the log go on in a new file of its name."""

@@ -71,6 +71,10 @@ def _main(arguments: list[str]) -> None:
         from convoymq.cli.ctl.main import main as operate
 
         sys.exit(operate(arguments[0], arguments[1:]))
+    if arguments[:2] == ["config", "reload"]:
+        from convoymq.cli.ctl.main import main as operate
+
+        sys.exit(operate("ctl", ["reload_config", *arguments[2:]]))
     from convoymq.cli.app import app
 
     app()

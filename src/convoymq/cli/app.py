@@ -32,6 +32,7 @@ from convoymq.cli.tls import tls_app
 from convoymq.model.config.loading import hint
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.json import Json
+from convoymq.node.machine_checks import ERROR, WARNING, machine_findings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,6 +120,7 @@ def up(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _frame: stopping.append(got))
     started = time.monotonic()
+    _check_machine(data)
     try:
         cluster = LocalCluster(data, nodes, base_port, settings, processes)
         cluster.start()
@@ -142,6 +144,15 @@ def up(
     finally:
         cluster.stop()
     raise typer.Exit(code)
+
+
+def _check_machine(data: Path) -> None:
+    """Says what there is too little of; ends the command when no node could serve."""
+    for finding in machine_findings(data):
+        if finding.level == ERROR:
+            raise fail(f"{finding.check}: {finding.text}")
+        if finding.level == WARNING:
+            _say(f"{finding.check}: {finding.text}")
 
 
 def _say(line: str) -> None:

@@ -7,38 +7,23 @@ import importlib.machinery
 import importlib.util
 import os
 import pkgutil
-import resource
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import convoymq.kernels
 from convoymq.cli.cluster import is_free, offsets, read_state
 from convoymq.compiled_modules import build_text
+from convoymq.node.machine_checks import Finding, machine_findings
 from convoymq.transport.listening import addresses_of
 
 SHARED_OBJECTS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
-OPEN_FILES_LOW = 4096
 FLUSHES = 30
 FLUSH_SLOW_MS = 10.0
 PORT_MAX = 65_535
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the result. `level` is ok, warning or error."""
-
-    check: str
-    level: str
-    text: str
-
-    def row(self) -> dict[str, str]:
-        """For JSON."""
-        return asdict(self)
 
 
 def run(data: Path, base_port: int, nodes: int) -> list[Finding]:
@@ -49,10 +34,8 @@ def run(data: Path, base_port: int, nodes: int) -> list[Finding]:
         _compiler(),
         _java(),
         *_ports(data, base_port, nodes),
-        _open_files(),
-        _memory(),
-        *_disk(data),
-        _clock(),
+        *machine_findings(data),
+        *_flushes(data),
     ]
 
 
@@ -125,30 +108,12 @@ def _ports(data: Path, base_port: int, nodes: int) -> list[Finding]:
     return [Finding("ports", "ok", f"{text} on {' and '.join(addresses_of('localhost'))}")]
 
 
-def _open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    good = soft >= OPEN_FILES_LOW
-    text = f"{soft} (may be raised to {hard}); connections and log files count"
-    return Finding("open files", "ok" if good else "warning", text)
-
-
-def _memory() -> Finding:
-    try:
-        from convoymq.node.resources import machine_memory_bytes
-    except ImportError as error:
-        return Finding("memory", "warning", f"cannot tell: {error}")
-    size = machine_memory_bytes() >> 20
-    return Finding("memory", "ok" if size >= 512 else "warning", f"{size} MiB for this process")
-
-
-def _disk(data: Path) -> list[Finding]:
+def _flushes(data: Path) -> list[Finding]:
     place = data.absolute()
     while not place.exists():
         place = place.parent
     if not os.access(place, os.W_OK):
-        return [Finding("disk", "error", f"{place} cannot be written")]
-    free = shutil.disk_usage(place).free >> 20
-    found = [Finding("disk space", "ok" if free > 4096 else "warning", f"{free} MiB in {place}")]
+        return []
     took = []
     with tempfile.TemporaryFile(dir=place) as file:
         os.pwrite(file.fileno(), bytes(1 << 20), 0)
@@ -163,15 +128,4 @@ def _disk(data: Path) -> list[Finding]:
     level = "ok" if middle < FLUSH_SLOW_MS else "warning"
     if middle < 0.02:
         level, text = "warning", f"{middle:.3f} ms: too fast to be true, is this a memory disk?"
-    return [*found, Finding("disk flush", level, text)]
-
-
-def _clock() -> Finding:
-    now = time.gmtime()
-    if now.tm_year < 2025:
-        return Finding("clock", "error", f"it says {now.tm_year}, which cannot be")
-    source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-    name = source.read_text().strip() if source.exists() else "unknown"
-    resolution = time.clock_getres(time.CLOCK_MONOTONIC)
-    text = f"{time.strftime('%Y-%m-%d %H:%M:%S', now)} UTC, source {name}, {resolution:g} s"
-    return Finding("clock", "ok", text)
+    return [Finding("disk flush", level, text)]

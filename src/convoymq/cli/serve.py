@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         return run_machine(config)
     # But for classes that were made again with slots: what is imported later takes their memory.
     gc.collect()
-    return run(config)
+    return run(config, load=lambda: load(path, os.environ, flags))
 
 
 def introduction(config: Config) -> str:

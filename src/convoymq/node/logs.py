@@ -14,9 +14,11 @@ from convoymq.model.config import LogConfig
 from convoymq.model.errors import InvariantViolated
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
+    from structlog.typing import EventDict, FilteringBoundLogger
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "none": 100}
+_least = LEVELS["info"]
+"""Level below which lines are left out now."""
 EXIT_FAULT = 70
 """Exit code of a node that cannot go on: a fault of its own."""
 FILE_MODE = 0o640
@@ -102,9 +104,22 @@ def _take_over() -> None:
     )
 
 
+def set_level(level: str) -> None:
+    """Leaves out lines below a level from now on."""
+    global _least
+    _least = LEVELS[level]
+
+
+def _drop_below(_logger: object, method: str, event: EventDict) -> EventDict:
+    if LEVELS["error" if method in ("exception", "critical") else method] < _least:
+        raise structlog.DropEvent
+    return event
+
+
 def set_up(config: LogConfig) -> LogOutput:
     """Configures structlog: JSON lines, or plain text in a terminal. Raises OSError."""
     output = LogOutput(config.file)
+    set_level(config.level)
     plain = config.format in ("plain", "plaintext")
     if config.format == "auto":
         plain = output.isatty()
@@ -116,12 +131,14 @@ def set_up(config: LogConfig) -> LogOutput:
     stream = cast("TextIO", output)
     structlog.configure(
         processors=[
+            _drop_below,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[config.level]),
+        # Loggers are kept, and the level may change: a processor looks at it.
+        wrapper_class=structlog.make_filtering_bound_logger(0),
         logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )

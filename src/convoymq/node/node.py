@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ from convoymq.node.cluster_entry import ClusterEntry
 from convoymq.node.data_directory import DataDirectory
 from convoymq.node.frozen_heap import FrozenHeap
 from convoymq.node.idle_memory import IdleMemory
+from convoymq.node.live_settings import LiveSettings
 from convoymq.node.loop_clock import LoopClock
 from convoymq.node.notes import log_note
 from convoymq.node.operator_access import OperatorAccess
@@ -84,14 +84,15 @@ class Node:
         config: Config,
         output: logs.LogOutput | None = None,
         supervised: Supervised | None = None,
+        load: Callable[[], Config] | None = None,
     ) -> None:
         """
         Args:
             supervised: what the node has in common with other processes of its machine.
+            load: reads the configuration again, from where it came.
         """
         self.config = config
         self._supervised = supervised
-        self._output = output or logs.LogOutput()
         self.id = config.node.id
         self.log = structlog.get_logger().bind(node=self.id)
         self.started_ms = 0
@@ -108,6 +109,13 @@ class Node:
         self.edges: tuple[Edge, ...] = ()
         self.broker: Broker | None = None
         self.watermarks = watermarks(config)
+        self.live = LiveSettings(
+            config,
+            load,
+            marks=self.watermarks,
+            output=output or logs.LogOutput(),
+            admission=lambda: self.links.admission,
+        )
         self.manager = ServiceManager(channel=supervised.channel if supervised else None)
 
     # -- start and end ----------------------------------------------------------------------
@@ -175,7 +183,7 @@ class Node:
         actions = {
             signal.SIGTERM: self._stop.set,
             signal.SIGINT: self._stop.set,
-            signal.SIGHUP: self._on_hangup,
+            signal.SIGHUP: self.live.on_hangup,
         }
         for number, action in actions.items():
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
@@ -189,30 +197,6 @@ class Node:
         self._loop.remove_reader(channel)
         self.log.warning("node.supervisor_gone")
         self.stop()
-
-    def _on_hangup(self) -> None:
-        self._reopen_log()
-        self._renew_tls()
-
-    def _reopen_log(self) -> None:
-        """Opens the log file again, which was moved away: a new one gets its name."""
-        try:
-            self._output.reopen()
-        except OSError as error:
-            self.log.error("log.not_reopened", file=self._output.path, reason=str(error))
-            return
-        self.log.info("log.reopened", file=self._output.path)
-
-    def _renew_tls(self) -> None:
-        """Takes certificates that were written since."""
-        tls = sys.modules.get("convoymq.transport.tls")
-        if tls is None:
-            return
-        for file, error in tls.renew():
-            if error is None:
-                self.log.info("tls.renewed", file=file)
-            else:
-                self.log.error("tls.not_renewed", file=file, reason=str(error))
 
     async def _serve(self) -> None:
         config = self.config
@@ -303,7 +287,7 @@ class Node:
         every(CLOCK_TICKS, self._watch_clock)
         every(CLOCK_TICKS, self.entry.leader_watch.tick)
         every(CLOCK_TICKS, self._watch_memory)
-        every(CERTIFICATE_TICKS, self._renew_tls)
+        every(CERTIFICATE_TICKS, self.live.renew_tls)
         every(MEMBER_TICKS, self._watch_members)
 
     def _is_congested(self) -> bool:
@@ -496,6 +480,9 @@ class Node:
                 links=self.links.info,
                 clock_skew=self.links.clock_skew,
                 watermarks=self.watermarks,
+                reload=self.live.reload,
+                set_log_level=self.live.set_log_level,
+                reopen_log=self.live.reopen_log,
             ),
             make_members=self._make_members,
         )

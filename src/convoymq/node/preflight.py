@@ -1,25 +1,43 @@
 """Looks at what a configuration needs of its machine, before a node founds or joins a cluster:
-files that can be read, and addresses that are free. Texts name key and file or address."""
+files that can be read, addresses that are free, the machine itself. Texts name key and file or
+address."""
 
 from __future__ import annotations
 
 import errno
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
+
+import structlog
 
 from convoymq.edges.configuration import listeners, tls_in_use
 from convoymq.model.config import Address, Config, ConfigError
-from convoymq.transport.credentials import read_secret, tls_contexts
+from convoymq.node.machine_checks import ERROR, WARNING, machine_findings
+from convoymq.transport.credentials import read_secrets, tls_contexts
 from convoymq.transport.listening import listen
 from convoymq.transport.shared_sockets import Bound, bind
 
 T = TypeVar("T")
 
+log = structlog.get_logger()
+
+
+def check_machine(config: Config) -> None:
+    """Looks at files, memory, disk and clock, and logs what there is too little of. Raises
+    ConfigError: the node cannot serve with it."""
+    data = Path(config.node.data_dir)
+    for finding in machine_findings(data, config.alarms.disk_absolute):
+        if finding.level == ERROR:
+            raise ConfigError(f"{finding.check}: {finding.text}")
+        if finding.level == WARNING:
+            log.warning("node.machine_low", check=finding.check, text=finding.text)
+
 
 def check_files(config: Config) -> None:
     """Reads secret and certificates. Raises ConfigError, LinkRefused."""
-    read_secret(config.cluster)
+    read_secrets(config.cluster)
     if config.cluster.tls_certfile:
         _readable(
             {

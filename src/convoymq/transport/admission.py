@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from convoymq.transport.connections import Connection, ignore_frames
@@ -34,14 +35,15 @@ class Admission:
     """Handshakes of one node.
 
     Args:
-        secret: what all nodes of the cluster know.
+        secrets: what all nodes of the cluster know; nodes that dial may know another one of them
+            than the first.
     """
 
-    def __init__(self, links: Links, secret: bytes) -> None:
+    def __init__(self, links: Links, secrets: Sequence[bytes]) -> None:
         self.links = links
         self.refusals: dict[str, str] = {}
         """Reason why a node was not accepted: told once."""
-        self._secret = secret
+        self.secrets = secrets
         self._rejected_since = 0.0
         self._rejected_at = 0.0
         self._rejected_text = ""
@@ -152,7 +154,7 @@ class Admission:
         links = self.links
         return Handshake(
             dialler,
-            self._secret,
+            self.secrets,
             self.hello(),
             lambda: [peer.address for peer in links.peers.values() if peer.address],
         )

@@ -14,21 +14,31 @@ if TYPE_CHECKING:
 SECRET_BITS_REFUSED = 0o077
 
 
-def read_secret(config: ClusterConfig) -> bytes:
-    """Returns the configured secret. Raises LinkRefused when others may read its file."""
-    if not config.secret_file:
-        return config.secret.encode()
+def read_secrets(config: ClusterConfig) -> list[bytes]:
+    """Returns the configured secret, and then the one that is accepted as well, if there is one.
+    Raises LinkRefused when others may read a file."""
+    made = [config.secret.encode()]
+    if config.secret_file:
+        made = [_read("cluster.secret_file", config.secret_file)]
+    if config.accepted_secret_file:
+        accepted = _read("cluster.accepted_secret_file", config.accepted_secret_file)
+        # An empty one would let everybody in.
+        made += [accepted] if accepted else []
+    return made
+
+
+def _read(key: str, path: str) -> bytes:
     try:
-        with open(config.secret_file, "rb") as file:
+        with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             if mode & SECRET_BITS_REFUSED:
                 raise LinkRefused(
-                    f"cluster.secret_file: others may read {config.secret_file} (mode {mode:04o}); "
+                    f"{key}: others may read {path} (mode {mode:04o}); "
                     "it must be for its owner alone (chmod 600)"
                 )
             return file.read(4096).strip()
     except OSError as error:
-        raise LinkRefused(f"cluster.secret_file: {error}") from None
+        raise LinkRefused(f"{key}: {error}") from None
 
 
 def tls_contexts(config: ClusterConfig) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:

@@ -12,6 +12,8 @@ proof(role) = HMAC-SHA-256(secret, role and everything that was sent before): it
 because both nonces are in it, nor reflected, because the role is. Fields that one side does not
 know are covered as well, so a newer release may add some. The dialler proves itself first: who does
 not know the secret learns nothing that was made with it, and nothing of the acceptor.
+
+While a secret is replaced, acceptors take either of two, and answer with the dialler's.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -213,7 +215,7 @@ class Handshake:
     def __init__(
         self,
         dialler: bool,
-        secret: bytes,
+        secrets: Sequence[bytes],
         hello: Hello,
         known: Callable[[], list[str]] = list,
         nonce: bytes | None = None,
@@ -224,7 +226,8 @@ class Handshake:
         """The other side; proven only when `done`. A dialler knows it only then."""
         self.known: list[Any] = []
         """Addresses of other nodes that the acceptor told."""
-        self._secret = secret
+        self._secrets = secrets
+        """The first one proves; an acceptor goes on with the one that the dialler has."""
         self._known = known
         self._expected = 2 if dialler else 1
         self.identity = hello.identity
@@ -293,17 +296,24 @@ class Handshake:
         return nonce
 
     def _proof(self, role: str, *more: object) -> bytes:
+        return self._digest(self._secrets[0], role, *more)
+
+    def _digest(self, secret: bytes, role: str, *more: object) -> bytes:
         try:
             facts = msgspec.msgpack.encode(
                 [role, self._first, self._challenge, *more], order="deterministic"
             )
         except TypeError as error:
             raise LinkRefused(f"malformed HELLO: {error}") from None
-        return hmac.digest(self._secret, facts, hashlib.sha256)
+        return hmac.digest(secret, facts, hashlib.sha256)
 
     def _check(self, role: str, proof: object, *more: object) -> None:
-        if not isinstance(proof, bytes) or not hmac.compare_digest(proof, self._proof(role, *more)):
-            raise LinkRefused("the cluster secret is not the same", CODE_SECRET)
+        secrets = self._secrets[:1] if self.dialler else self._secrets
+        for secret in secrets if isinstance(proof, bytes) else ():
+            if hmac.compare_digest(proof, self._digest(secret, role, *more)):
+                self._secrets = (secret,)
+                return
+        raise LinkRefused("the cluster secret is not the same", CODE_SECRET)
 
 
 def refusal(text: str, code: str = CODE_MALFORMED) -> bytes:

@@ -52,7 +52,7 @@ from convoymq.transport.connections import (
     closer,
     ignore_frames,
 )
-from convoymq.transport.credentials import read_secret, tls_contexts
+from convoymq.transport.credentials import read_secrets, tls_contexts
 from convoymq.transport.credit import Credit
 from convoymq.transport.detector import Detector
 from convoymq.transport.dialling import HANDSHAKE_S, Dial, Dialler
@@ -138,7 +138,7 @@ class Links:
         self.forgotten: set[int] = set()
         self.lists_itself = False
         """True if one of the configured addresses has turned out to be this node's own."""
-        self.admission = Admission(self, read_secret(config))
+        self.admission = Admission(self, read_secrets(config))
         self.dialler = Dialler(self)
         self._backlog_max = config.link_backlog_max_bytes
         self.credit = Credit(self, self._backlog_max)

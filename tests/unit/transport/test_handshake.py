@@ -27,7 +27,9 @@ def side(dialler: bool, **changes: Any) -> Handshake:
         "instance": f"{node}i",
     }
     others = {key: changes.pop(key) for key in list(changes) if key not in values}
-    return Handshake(dialler, others.pop("secret", b"s"), Hello(**{**values, **changes}), **others)
+    return Handshake(
+        dialler, others.pop("secrets", [b"s"]), Hello(**{**values, **changes}), **others
+    )
 
 
 def converse(dialler: Handshake, acceptor: Handshake) -> list[bytes]:
@@ -93,7 +95,7 @@ def test_what_the_acceptor_says_of_itself_cannot_be_changed_on_the_way() -> None
 
 
 def test_an_unknown_node_gets_nothing_before_it_has_proved_itself() -> None:
-    unknown, two = side(True, secret=b"t"), side(False)
+    unknown, two = side(True, secrets=[b"t"]), side(False)
     answer = two.receive(unknown.begin())
     assert answer is not None
     assert set(msgspec.msgpack.decode(answer[HEADER_SIZE:])) == {"nonce"}
@@ -105,7 +107,7 @@ def test_an_unknown_node_gets_nothing_before_it_has_proved_itself() -> None:
 
 
 def test_an_acceptor_without_the_secret_is_refused_by_the_dialler() -> None:
-    one, two = side(True), side(False, secret=b"t")
+    one, two = side(True), side(False, secrets=[b"t"])
     two._check = lambda *_: None  # type: ignore[method-assign]
     with pytest.raises(LinkRefused, match="secret"):
         converse(one, two)
@@ -194,7 +196,7 @@ def test_another_secret_or_cluster_is_refused(change: dict[str, Any], who: int) 
 
 
 def test_a_dialler_without_the_secret_is_refused_by_the_acceptor() -> None:
-    one, two = side(True, secret=b"t"), side(False)
+    one, two = side(True, secrets=[b"t"]), side(False)
     one._check = lambda *_: None  # type: ignore[method-assign]
     with pytest.raises(LinkRefused, match="secret"):
         converse(one, two)
@@ -239,3 +241,24 @@ def test_a_refusal_is_told() -> None:
     with pytest.raises(LinkRefused, match="because") as refused:
         side(True).receive(refusal("because", "number_in_use"))
     assert (refused.value.told, refused.value.code) == (True, "number_in_use")
+
+
+def test_a_dialler_with_either_secret_is_taken_while_it_is_replaced() -> None:
+    for dials, accepts in (
+        ([b"old"], [b"old", b"new"]),
+        ([b"old", b"new"], [b"new", b"old"]),
+        ([b"new", b"old"], [b"new"]),
+    ):
+        one, two = side(True, secrets=dials), side(False, secrets=accepts)
+        data = one.begin()
+        while data is not None:
+            answer = two.receive(data)
+            data = None if answer is None else one.receive(answer)
+        assert (one.done, two.done) == (True, True)
+    one, two = side(True, secrets=[b"new", b"old"]), side(False, secrets=[b"old"])
+    answer = two.receive(one.begin())
+    assert answer is not None
+    proof = one.receive(answer)
+    assert proof is not None
+    with pytest.raises(LinkRefused, match="secret"):
+        two.receive(proof)

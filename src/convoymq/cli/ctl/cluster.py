@@ -23,7 +23,7 @@ from convoymq.cli.ctl.listeners import (
     nodes_of,
     own_listeners,
 )
-from convoymq.cli.ctl.outputs import Output, Text
+from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.model.config.values import parse_bytes
 from convoymq.model.json import Json, JsonObject
 
@@ -312,6 +312,13 @@ def _share(text: str, most: float) -> float:
     return share
 
 
+LOG_LEVELS = {
+    "debug": "debug", "info": "info", "notice": "warning", "warning": "warning",
+    "error": "error", "critical": "error", "alert": "error", "emergency": "error", "none": "none",
+}  # fmt: skip
+"""RabbitMQ's level -> the next one that nodes have."""
+
+
 def _set_memory_watermark(invocation: Invocation) -> Output:
     first, second = invocation.word("fraction"), invocation.word("value")
     mark: dict[str, Json]
@@ -357,7 +364,48 @@ def _enable_feature_flag(invocation: Invocation) -> Output:
     return None
 
 
+def _set_log_level(invocation: Invocation) -> Output:
+    level = invocation.word("log_level")
+    if level not in LOG_LEVELS:
+        raise Misused(f"Invalid log level {level}: use one of {', '.join(LOG_LEVELS)}", DATA)
+    invocation.print_banner(f'Setting log level to "{level}" ...')
+    invocation.call("PUT", "convoy/node/log_level", {"level": LOG_LEVELS[level]})
+    return None
+
+
+def _rotate_logs(invocation: Invocation) -> Output:
+    invocation.print_banner(f"Rotating logs for node {invocation.node} ...")
+    invocation.call("POST", "convoy/node/log/rotate")
+    return None
+
+
+def _reload_config(invocation: Invocation) -> Output:
+    invocation.print_banner(f"Reading the configuration of node {invocation.node} again ...")
+    found = object_of(invocation.call("POST", "convoy/node/config/reload"))
+    rows: list[JsonObject] = []
+    for state, text in (("applied", "applied"), ("restart", "needs a restart")):
+        names = found[state]
+        assert isinstance(names, list)
+        rows += [{"key": name, "state": text} for name in names]
+    return Rows(["key", "state"], rows)
+
+
 COMMANDS = (
+    Command(
+        "set_log_level log_level",
+        "Sets the least level of lines in a node's log until its next start",
+        run=_set_log_level,
+    ),
+    Command(
+        "rotate_logs",
+        "Has a node open its log file again, after it was moved away",
+        run=_rotate_logs,
+    ),
+    Command(
+        "reload_config",
+        "Reads a node's configuration again: applies what needs no restart, names the rest",
+        run=_reload_config,
+    ),
     Command(
         "set_vm_memory_high_watermark fraction value?",
         "Sets the vm_memory_high_watermark setting of a node until its next start",

@@ -183,6 +183,12 @@ class ClusterConfig:
     secret_file: str = key(
         "cluster.secret_file", "", "File that holds the secret, readable by its owner alone."
     )
+    accepted_secret_file: str = key(
+        "cluster.accepted_secret_file",
+        "",
+        """File with another secret that nodes which link may have, while the secret is replaced;
+        an empty file holds none.""",
+    )
     tls_certfile: str = key(
         "cluster.tls.certfile", "", "Certificate chain of this node for links, PEM; empty = no TLS."
     )

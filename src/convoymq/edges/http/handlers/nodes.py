@@ -6,7 +6,7 @@ from convoymq.broker.changes import ForgetNode
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import ApiError, bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found
-from convoymq.edges.http.fields import number, object_in
+from convoymq.edges.http.fields import number, object_in, text_in
 from convoymq.edges.http.json_values import count_in
 from convoymq.edges.http.routes import Routes
 from convoymq.model.errors import PreconditionFailed
@@ -15,6 +15,7 @@ from convoymq.model.slices import in_slices
 
 routes = Routes()
 
+LOG_LEVELS = ("debug", "info", "warning", "error", "none")
 MEMORY_OF_KINDS = {"quorum": "quorum_queue_procs", "stream": "stream_queue_procs"}
 """Kind of machine -> RabbitMQ's name for what the indexes of such queues take."""
 
@@ -95,6 +96,32 @@ async def put_watermarks(call: Call) -> Status:
     if disk is not None:
         marks.disk = disk
     return Status(DONE)
+
+
+@routes.add("PUT", "convoy/node/log_level")
+async def put_log_level(call: Call) -> Status:
+    """Has this node leave out lines of its log below `level`, until its next start."""
+    call.need(call.is_administrator)
+    level = text_in(await call.json(keys=("level",)), "level")
+    if level not in LOG_LEVELS:
+        raise bad_request(f"level is one of {', '.join(LOG_LEVELS)}, not {level!r}")
+    call.broker.node.set_log_level(level)
+    return Status(DONE)
+
+
+@routes.add("POST", "convoy/node/log/rotate")
+async def rotate_log(call: Call) -> Status:
+    """Has the log of this node go on in a new file of its name."""
+    call.need(call.is_administrator)
+    call.broker.node.reopen_log()
+    return Status(DONE)
+
+
+@routes.add("POST", "convoy/node/config/reload")
+async def reload_config(call: Call) -> JsonObject:
+    """Reads the configuration of this node again."""
+    call.need(call.is_administrator)
+    return call.broker.node.reload()
 
 
 def _bytes_in(body: JsonObject, key: str, whole: int) -> int | None:
