@@ -32,7 +32,7 @@ from convoymq.cli.tls import tls_app
 from convoymq.model.config.loading import hint
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.json import Json
-from convoymq.node.machine_checks import ERROR, WARNING, machine_findings
+from convoymq.model.machine_checks import ERROR, WARNING, machine_findings
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,7 +17,7 @@ from pathlib import Path
 import convoymq.kernels
 from convoymq.cli.cluster import is_free, offsets, read_state
 from convoymq.compiled_modules import build_text
-from convoymq.node.machine_checks import Finding, machine_findings
+from convoymq.model.machine_checks import Finding, machine_findings
 from convoymq.transport.listening import addresses_of
 
 SHARED_OBJECTS = tuple(importlib.machinery.EXTENSION_SUFFIXES)

@@ -14,7 +14,7 @@ import structlog
 
 from convoymq.edges.configuration import listeners, tls_in_use
 from convoymq.model.config import Address, Config, ConfigError
-from convoymq.node.machine_checks import ERROR, WARNING, machine_findings
+from convoymq.model.machine_checks import ERROR, WARNING, machine_findings
 from convoymq.transport.credentials import read_secrets, tls_contexts
 from convoymq.transport.listening import listen
 from convoymq.transport.shared_sockets import Bound, bind

@@ -13,9 +13,9 @@ from convoymq.kernels.sockets import tune_malloc
 from convoymq.model.config import ConfigError
 from convoymq.model.errors import BrokerError, InvariantViolated, ReplicaStopped
 from convoymq.model.late_imports import reserve_descriptors
+from convoymq.model.machine_checks import raise_open_files
 from convoymq.node import logs
 from convoymq.node.logs import EXIT_FAULT
-from convoymq.node.machine_checks import raise_open_files
 from convoymq.node.node import Node
 from convoymq.node.preflight import check_addresses, check_files, check_machine
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from convoymq.broker.alarms import Watermarks
 from convoymq.broker.facade import Broker
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc
 from convoymq.model.config import Config
+from convoymq.model.machine_checks import free_disk_bytes, machine_memory_bytes
 from convoymq.model.process import resident_bytes
 
 FREE_HEAP_MAX = 48 << 20
@@ -78,21 +77,6 @@ class ResourceWatch:
         log = self._log.warning if on else self._log.info
         log("alarm.memory" if name == "memory" else "alarm.disk", on=on, **facts)
         self._broker.alarms.set(name, on)
-
-
-def free_disk_bytes(path: Path) -> int:
-    """Room for unprivileged writers where `path` lies."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
-
-
-def machine_memory_bytes() -> int:
-    """Memory this process may use: the machine's, or its cgroup's limit when that is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int(Path(path).read_text()))
-    return total
 
 
 def watermarks(config: Config) -> Watermarks:

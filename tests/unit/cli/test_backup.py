@@ -21,7 +21,7 @@ from convoymq.cli.backup.archive import (
     commands_of,
     count_of,
 )
-from convoymq.cli.backup.cluster import Page
+from convoymq.cli.backup.cluster import Listing, Page, QueueRow
 from convoymq.cli.backup.restoring import Restoring
 from convoymq.cli.backup.store import DirectoryStore, Store, open_store
 from convoymq.cli.backup.taking import Taking
@@ -51,6 +51,7 @@ class FakeCluster:
     def __init__(self, **queues: list[int]) -> None:
         self.queues = queues
         self.type = "quorum"
+        self.cluster_id = "id"
         self.gap = ""
         """Name of a queue that cannot be read."""
         self.source = 0
@@ -61,16 +62,12 @@ class FakeCluster:
         self.asked: list[int] = []
         self.page_size = PAGE
 
-    def listing(self) -> dict[str, Any]:
+    def listing(self) -> Listing:
         rows = [
-            {"vhost": "/", "name": name, "type": self.type, "group": 7 + at, "durable": True,
-             "exclusive": False}
+            QueueRow("/", name, self.type, 7 + at, durable=True, exclusive=False)
             for at, name in enumerate(self.queues)
-        ]  # fmt: skip
-        return {
-            "cluster": "c", "cluster_id": "id", "definitions": {"bindings": []}, "queues": rows,
-            "topics": [],
-        }  # fmt: skip
+        ]
+        return Listing("c", self.cluster_id, {"bindings": []}, rows, [])
 
     def page(self, vhost: str, name: str, after: int, upto: int) -> Page:
         self.asked.append(after)
@@ -184,7 +181,7 @@ def test_whole_chunks_of_streams_are_not_even_read_again(tmp_path: Path) -> None
     assert source.asked[:2] == [-1, 2 * CHUNK_POSITIONS - 1]
     assert second.queues[0].chunks[0] == first.queues[0].chunks[1]
     # Another cluster may have a group of that number.
-    source.listing = lambda: {**FakeCluster.listing(source), "cluster_id": "other"}  # type: ignore[method-assign]
+    source.cluster_id = "other"
     source.asked.clear()
     take(source, store)
     assert source.asked[1] == CHUNK_POSITIONS + 9 + 5_000 - 1

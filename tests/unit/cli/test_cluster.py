@@ -18,7 +18,8 @@ from convoymq.cli.app import Sampler
 from convoymq.cli.cluster import LocalCluster, _metric, read_state
 from convoymq.edges.configuration import load
 from convoymq.model.errors import Misuse, Unavailable
-from convoymq.node.resources import machine_memory_bytes, memory_limit
+from convoymq.model.machine_checks import machine_memory_bytes
+from convoymq.node.resources import memory_limit
 
 BASE_PORT = cluster_ports(__name__)
 

@@ -14,12 +14,13 @@ from structlog.testing import capture_logs
 from convoymq.edges.configuration import load
 from convoymq.edges.tls import client_tls
 from convoymq.model.errors import Unavailable
+from convoymq.model.machine_checks import free_disk_bytes, machine_memory_bytes
 from convoymq.model.process import resident_bytes
 from convoymq.node.logs import EXIT_FAULT, LogOutput
 from convoymq.node.node import CONGESTED_SHARE, Node
 from convoymq.node.process import run
 from convoymq.node.registration import Registration, addresses
-from convoymq.node.resources import free_disk_bytes, machine_memory_bytes, memory_limit
+from convoymq.node.resources import memory_limit
 from convoymq.replication.versions import announced
 
 

@@ -184,7 +184,7 @@ def test_a_malformed_identity_is_refused(changes: dict[str, Any]) -> None:
         side(False).receive(first_step(**changes))
 
 
-@pytest.mark.parametrize("change", [{"secret": b"t"}, {"cluster": "d"}])
+@pytest.mark.parametrize("change", [{"secrets": [b"t"]}, {"cluster": "d"}])
 @pytest.mark.parametrize("who", [0, 1])
 def test_another_secret_or_cluster_is_refused(change: dict[str, Any], who: int) -> None:
     one = side(True, **(change if who == 0 else {}))

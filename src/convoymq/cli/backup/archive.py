@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 import zstandard
@@ -85,7 +84,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     release: str
     began_ms: int
     ended_ms: int = 0
-    definitions: dict[str, Any]
+    definitions: dict[str, object]
     queues: list[QueueCopy] = []
     topics: list[TopicCopy] = []
     left_out: list[LeftOut] = []

@@ -6,7 +6,6 @@ import json
 import time
 import urllib.error
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -34,6 +33,40 @@ class Page(msgspec.Struct):
     first: int
 
 
+class QueueRow(msgspec.Struct):
+    """A queue of a cluster."""
+
+    vhost: str
+    name: str
+    type: str
+    group: int
+    durable: bool
+    exclusive: bool
+
+
+class TopicRow(msgspec.Struct):
+    """An ordered topic of a cluster."""
+
+    vhost: str
+    name: str
+    mode: str
+    logical: int
+    partitions: int
+    settings: dict[str, bool | int | str]
+    queues: list[str]
+    """Names of the queues of its partitions, in the order of their messages."""
+
+
+class Listing(msgspec.Struct):
+    """Content of a cluster."""
+
+    cluster: str
+    cluster_id: str
+    definitions: dict[str, object]
+    queues: list[QueueRow]
+    topics: list[TopicRow]
+
+
 class Refusal(Misuse):
     """A node refused a request, with this status."""
 
@@ -56,10 +89,12 @@ class Cluster:
         self._user = found[0][1]
         self._patience_s = patience_s
 
-    def listing(self) -> dict[str, Any]:
+    def listing(self) -> Listing:
         """Returns what there is to back up."""
-        found: dict[str, Any] = json_of(self._bases[0], self._ask("convoy/copies"))
-        return found
+        try:
+            return msgspec.json.decode(self._ask("convoy/copies"), type=Listing)
+        except msgspec.DecodeError as error:
+            raise Unavailable(f"malformed list of queues: {error}") from None
 
     def page(self, vhost: str, name: str, after: int, upto: int) -> Page:
         """Returns a page of a queue. Raises LookupError: there is no such queue."""

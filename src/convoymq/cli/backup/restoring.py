@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol, cast
 from urllib.parse import quote
 
 from convoymq.cli.backup.archive import (
@@ -15,7 +15,7 @@ from convoymq.cli.backup.archive import (
     commands_of,
     count_of,
 )
-from convoymq.cli.backup.cluster import Page
+from convoymq.cli.backup.cluster import Listing, Page
 from convoymq.model.errors import PreconditionFailed, StorageFault, Unavailable
 
 REQUEST_BYTES = 1 << 20
@@ -44,7 +44,7 @@ class Target(Protocol):
     def delete(self, kind: str, vhost: str, name: str) -> None:
         """See `Cluster`."""
 
-    def listing(self) -> dict[str, Any]:
+    def listing(self) -> Listing:
         """See `Cluster`."""
 
 
@@ -101,7 +101,7 @@ class Restoring:
         topics = {(topic.vhost, topic.name) for topic in self._manifest.topics}
         bindings = [
             row
-            for row in self._definitions.get("bindings", ())
+            for row in cast("list[dict[str, str]]", self._definitions.get("bindings", []))
             if topics.isdisjoint(
                 {(row["vhost"], row["source"]), (row["vhost"], row["destination"])}
             )
@@ -115,11 +115,10 @@ class Restoring:
             for copy in self._manifest.queues
             if self._has_messages(copy.vhost, copy.name)
         ]
-        rows = self._target.listing()["topics"]
         wanted = {(topic.vhost, topic.name) for topic in self._manifest.topics}
-        for row in rows:
-            if (row["vhost"], row["name"]) in wanted:
-                taken.append((TOPICS, row["vhost"], row["name"]))
+        for row in self._target.listing().topics:
+            if (row.vhost, row.name) in wanted:
+                taken.append((TOPICS, row.vhost, row.name))
         if taken and not replace:
             names = ", ".join(f"'{name}' in vhost '{vhost}'" for _, vhost, name in taken[:20])
             raise PreconditionFailed(
@@ -218,9 +217,9 @@ class Restoring:
         """Returns the number of messages in a queue or topic, by reading them."""
         if kind == QUEUES:
             return self._count_of(vhost, name)
-        rows = self._target.listing()["topics"]
+        topics = self._target.listing().topics
         queues: list[str] = next(
-            (row["queues"] for row in rows if (row["vhost"], row["name"]) == (vhost, name)), []
+            (row.queues for row in topics if (row.vhost, row.name) == (vhost, name)), []
         )
         return sum(self._count_of(vhost, queue) for queue in queues)
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol, cast
 from urllib.parse import parse_qs, urlsplit
 
 from convoymq.model.errors import Misuse, Unavailable
@@ -127,7 +127,7 @@ class BucketStore:
         self._prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
         self._errors = (BotoCoreError, ClientError)
         try:
-            self._client: Any = boto3.client("s3", endpoint_url=endpoint)
+            self._client: object = boto3.client("s3", endpoint_url=endpoint)
         except (*self._errors, ValueError) as error:
             raise Misuse(f"s3://{self._bucket}: {error}") from None
 
@@ -138,9 +138,8 @@ class BucketStore:
     def get(self, name: str) -> bytes:
         """See `Store`."""
         found = self._ask("get_object", Key=self._prefix + name)
-        with found["Body"] as body:
-            content: bytes = body.read()
-            return content
+        with cast("IO[bytes]", found["Body"]) as body:
+            return body.read()
 
     def names(self, folder: str) -> set[str]:
         """See `Store`."""
@@ -148,10 +147,11 @@ class BucketStore:
         more: dict[str, str] = {}
         while True:
             found = self._ask("list_objects_v2", Prefix=f"{self._prefix}{folder}/", **more)
-            made |= {each["Key"][len(self._prefix) :] for each in found.get("Contents", ())}
+            rows = cast("list[dict[str, str]]", found.get("Contents", []))
+            made |= {row["Key"][len(self._prefix) :] for row in rows}
             if not found.get("IsTruncated"):
                 return made
-            more = {"ContinuationToken": found["NextContinuationToken"]}
+            more = {"ContinuationToken": str(found["NextContinuationToken"])}
 
     def remove(self, name: str) -> None:
         """See `Store`."""
@@ -162,9 +162,11 @@ class BucketStore:
         """See `Store`: a bucket has no locks."""
         yield
 
-    def _ask(self, operation: str, **fields: object) -> Any:
+    def _ask(self, operation: str, **fields: object) -> dict[str, object]:
         try:
-            return getattr(self._client, operation)(Bucket=self._bucket, **fields)
+            found: dict[str, object]
+            found = getattr(self._client, operation)(Bucket=self._bucket, **fields)
+            return found
         except self._errors as error:
             code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
             if code in ("NoSuchKey", "404"):

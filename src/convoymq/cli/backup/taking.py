@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from convoymq import __version__
 from convoymq.cli.backup.archive import (
@@ -16,7 +16,7 @@ from convoymq.cli.backup.archive import (
     TopicCopy,
     chunks_of,
 )
-from convoymq.cli.backup.cluster import Page
+from convoymq.cli.backup.cluster import Listing, Page, QueueRow, TopicRow
 from convoymq.model.errors import Unavailable
 
 IMMUTABLE = ("stream", "partition")
@@ -28,7 +28,7 @@ ATTEMPTS = 5
 class Source(Protocol):
     """The cluster, as a backup reads it."""
 
-    def listing(self) -> dict[str, Any]:
+    def listing(self) -> Listing:
         """See `Cluster`."""
 
     def page(self, vhost: str, name: str, after: int, upto: int) -> Page:
@@ -72,40 +72,37 @@ class Taking:
         BrokerError: there is no such backup."""
         began_ms = _now_ms()
         found = self._source.listing()
-        cluster_id = str(found["cluster_id"])
-        previous = self._archive.newest(cluster_id)
+        previous = self._archive.newest(found.cluster_id)
         if previous is not None:
             self._before = {(c.vhost, c.name, c.group): c for c in previous.copies()}
         manifest = Manifest(
             id=self._archive.new_id(),
-            cluster=str(found["cluster"]),
-            cluster_id=cluster_id,
+            cluster=found.cluster,
+            cluster_id=found.cluster_id,
             release=__version__,
             began_ms=began_ms,
-            definitions=found["definitions"],
+            definitions=found.definitions,
             left_out=self._left_out,
         )
-        for row in found["queues"]:
+        for row in found.queues:
             reason = _reason_against(row)
-            name = Name(row["vhost"], row["name"], row["type"], row["group"])
+            name = Name(row.vhost, row.name, row.type, row.group)
             if reason:
                 self._left_out.append(LeftOut(name.vhost, name.name, reason))
             elif (copy := self._copy(name)) is not None:
                 manifest.queues.append(copy)
-        for row in found["topics"]:
-            manifest.topics.append(self._topic(row))
+        for topic in found.topics:
+            manifest.topics.append(self._topic(topic))
         manifest.ended_ms = _now_ms()
         self._archive.finish(manifest)
         return manifest
 
-    def _topic(self, row: dict[str, Any]) -> TopicCopy:
-        vhost = row["vhost"]
-        copies = [self._copy(Name(vhost, each, "partition", 0)) for each in row["queues"]]
-        fields = ("vhost", "name", "mode", "logical", "partitions", "settings")
+    def _topic(self, row: TopicRow) -> TopicCopy:
+        copies = [self._copy(Name(row.vhost, each, "partition", 0)) for each in row.queues]
         return TopicCopy(
-            **{field: row[field] for field in fields},
-            queues=[copy for copy in copies if copy is not None],
-        )
+            row.vhost, row.name, row.mode, row.logical, row.partitions, row.settings,
+            [copy for copy in copies if copy is not None],
+        )  # fmt: skip
 
     def _copy(self, name: Name) -> QueueCopy | None:
         """Copies a queue; None: it is left out, for the reason that is noted."""
@@ -182,11 +179,11 @@ def _end_of(chunk: Chunk) -> int:
     return chunk.first + chunk.messages - 1
 
 
-def _reason_against(row: dict[str, Any]) -> str:
+def _reason_against(row: QueueRow) -> str:
     """Returns the reason for which a queue is in no backup."""
-    if row["exclusive"]:
+    if row.exclusive:
         return "it is exclusive: it ends with its connection"
-    return "" if row["durable"] else "it is not durable"
+    return "" if row.durable else "it is not durable"
 
 
 def _now_ms() -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convoymq.broker.access import HTTP
 from convoymq.broker.registry import MessageCounters
 from convoymq.edges.edge import Edge, Metric, NodeParts, message_metrics, size_metrics
 from convoymq.edges.http.config import ManagementConfig
-from convoymq.edges.http.definition_files import DefinitionFiles
 from convoymq.edges.http.served import served_by
 from convoymq.edges.http.server import ManagementServer, Secured
 from convoymq.model.config import Address, SslConfig
+
+if TYPE_CHECKING:
+    from convoymq.edges.http.definition_files import DefinitionFiles
 
 
 def open_edge(parts: NodeParts) -> ManagementEdge:
@@ -37,6 +40,9 @@ def open_edge(parts: NodeParts) -> ManagementEdge:
 def _files(parts: NodeParts, own: ManagementConfig) -> DefinitionFiles | None:
     if not own.definitions_path:
         return None
+    # Takes the whole of definitions with it, which an idle node does not load.
+    from convoymq.edges.http.definition_files import DefinitionFiles
+
     memory = Path(parts.config.node.data_dir) / "definitions.imported"
     return DefinitionFiles(parts.broker, own, memory)
 

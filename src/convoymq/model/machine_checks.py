@@ -1,4 +1,4 @@
-"""What a node needs of its machine: open files, memory, room on the disk, a clock.
+"""Requirements of a node on its machine: open files, memory, room on the disk, a clock.
 
 A node looks before it starts, and `convoy up` and `convoy doctor` do. A node that starts with too
 little of something says so and serves: after a full disk it has to. Only a clock that cannot be
@@ -13,8 +13,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from convoymq.node.resources import free_disk_bytes, machine_memory_bytes
 
 OPEN_FILES_LOW = 4096
 MEMORY_LOW_BYTES = 512 << 20
@@ -91,3 +89,18 @@ def _clock() -> Finding:
     resolution = time.clock_getres(time.CLOCK_MONOTONIC)
     text = f"{time.strftime('%Y-%m-%d %H:%M:%S', now)} UTC, source {name}, {resolution:g} s"
     return Finding("clock", OK, text)
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Room for unprivileged writers where `path` lies."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def machine_memory_bytes() -> int:
+    """Memory this process may use: the machine's, or its cgroup's limit when that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            total = min(total, int(Path(path).read_text()))
+    return total

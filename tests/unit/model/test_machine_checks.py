@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from convoymq.edges.configuration import load
+from convoymq.model import machine_checks
 from convoymq.model.config import ConfigError
-from convoymq.node import machine_checks, preflight
-from convoymq.node.machine_checks import machine_findings, raise_open_files
+from convoymq.model.machine_checks import machine_findings, raise_open_files
+from convoymq.node import preflight
 
 
 def levels(data: Path, limit: int = 0) -> dict[str, str]:
