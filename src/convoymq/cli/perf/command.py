@@ -6,13 +6,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import msgspec
 import typer
 
 from convoymq.cli.perf.connection import Address, BrokerSaid
+from convoymq.cli.perf.latency_page import latency_page
 from convoymq.cli.perf.run import Plan, Progress, Run, install_signal_handlers
+from convoymq.cli.perf.schedule import steps_in
 from convoymq.edges.amqp091._spec import Properties
 from convoymq.model.tables import Table
 
@@ -45,6 +48,13 @@ PropertyOption = Annotated[
 ]
 HeaderOption = Annotated[list[str] | None, typer.Option(help="Message headers, key=value.")]
 DistinctOption = Annotated[int, typer.Option(help="Numbers begin again after so many; 0 = never.")]
+VariableRateOption = Annotated[
+    list[str] | None,
+    typer.Option(help="RATE:SECONDS, repeatable: one after the other, and again."),
+]
+HistogramOption = Annotated[
+    Path | None, typer.Option(help="File for a page with the percentiles of latencies (HTML).")
+]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Check order, loss and duplicates.")]
 
 
@@ -119,6 +129,7 @@ def perf(
     warmup: Annotated[float, typer.Option(help="Seconds before the window.")] = 2.0,
     drain: Annotated[float, typer.Option(help="Seconds to wait for the rest at the end.")] = 20.0,
     rate: Annotated[float, typer.Option(help="Messages/s over all publishers; 0 = all.")] = 0.0,
+    variable_rate: VariableRateOption = None,
     count: Annotated[int, typer.Option(help="Publish (or consume) exactly N instead.")] = 0,
     mode: Annotated[str, typer.Option(help="both, pub, cons.")] = "both",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the queues behind.")] = False,
@@ -130,6 +141,7 @@ def perf(
     kill_sig: Annotated[int, typer.Option(help="The signal's number.")] = 9,
     progress: Annotated[bool, typer.Option("--progress", help="A line a second.")] = False,
     label: str = "",
+    histogram: HistogramOption = None,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
     """Publish and consume at an AMQP broker; measure and check (exit code 1 with a table)."""
@@ -139,9 +151,7 @@ def perf(
             protocol=protocol,
             queue_type=queue_type,
             declare_arguments=_pairs("--declare-args", declare_args),
-            queues=queues,
-            publishers=publishers,
-            consumers=consumers,
+            queues=queues, publishers=publishers, consumers=consumers,
             queue_prefix=queue_prefix,
             size=size,
             properties=_properties(property, header, persistent=persistent),
@@ -153,18 +163,17 @@ def perf(
             warmup=warmup,
             drain=drain,
             rate=rate,
+            variable_rates=steps_in(variable_rate or ()),
             count=count,
             mode=mode,
             keep=keep,
             delete_first=not no_delete_first,
             verify=verify,
             pids=[int(pid) for pid in pids.split(",") if pid],
-            kill_pid=kill_pid,
-            kill_at=kill_at,
-            kill_signal=kill_sig,
-            label=label,
-        )
-    _measure(plan, lines=progress or not sys.stderr.isatty(), as_json=format == "json")
+            kill_pid=kill_pid, kill_at=kill_at, kill_signal=kill_sig, label=label,
+        )  # fmt: skip
+    lines = progress or not sys.stderr.isatty()
+    _measure(Run(plan), lines=lines, as_json=format == "json", page=histogram)
 
 
 @contextmanager
@@ -176,11 +185,14 @@ def _refused() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from None
 
 
-def _measure(plan: Plan, *, lines: bool, as_json: bool) -> None:
-    """Runs the plan and prints its report."""
+def _measure(run: Run, *, lines: bool, as_json: bool, page: Path | None) -> None:
+    """Runs the plan, prints its report and writes the page of its latencies."""
     install_signal_handlers()
     try:
-        report = _run(plan, lines=lines, quiet=as_json)
+        report = _run(run, lines=lines, quiet=as_json)
+        if page is not None:
+            known = {"confirm": run.confirm_latency, "end to end": run.e2e_latency}
+            page.write_text(latency_page(run.plan.label or "convoy perf", known))
     except (OSError, BrokerSaid) as error:
         print(f"perf: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
@@ -201,17 +213,18 @@ def _number(report: Mapping[str, object], name: str) -> int:
     return number
 
 
-def _run(plan: Plan, *, lines: bool, quiet: bool) -> dict[str, object]:
-    if quiet and not lines:
-        return Run(plan).run()
+def _run(run: Run, *, lines: bool, quiet: bool) -> dict[str, object]:
     if lines:
-        return Run(plan, None if quiet else _line).run()
+        run.on_progress = None if quiet else _line
+        return run.run()
+    if quiet:
+        return run.run()
     from rich.console import Console
     from rich.live import Live
 
     with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
-        show = _live(live)
-        return Run(plan, show).run()
+        run.on_progress = _live(live)
+        return run.run()
 
 
 def _line(now: Progress) -> None:

@@ -28,6 +28,7 @@ from convoymq.cli.perf.connection import (
     stamp_position,
 )
 from convoymq.cli.perf.processes import BrokerProcesses
+from convoymq.cli.perf.schedule import Schedule
 from convoymq.edges.amqp091 import _spec, codec
 from convoymq.edges.amqp10.performatives import read
 from convoymq.kernels.perfclient import (
@@ -76,6 +77,8 @@ class Plan:
     warmup: float = 2.0
     drain: float = 20.0
     rate: float = 0.0
+    variable_rates: Sequence[tuple[float, float]] = ()
+    """(messages a second, seconds), instead of `rate`."""
     count: int = 0
     mode: str = "both"
     keep: bool = False
@@ -107,8 +110,17 @@ class Plan:
             raise ValueError("--verify needs --size of at least 16")
         if self.verify and self.topic:
             raise ValueError("--verify checks the order of a queue; a topic has one per key")
+        if self.rate and self.variable_rates:
+            raise ValueError("--rate and --variable-rate exclude each other")
+        self.schedule()
         if self.prefetch and abs(self.ack_every) > (self.prefetch + 1) // 2:
             raise ValueError("--ack-every is at most half of --prefetch")
+
+    def schedule(self) -> Schedule | None:
+        """Returns when messages are due; None: at once. Raises ValueError."""
+        if self.variable_rates:
+            return Schedule(self.variable_rates)
+        return Schedule([(self.rate, 1.0)]) if self.rate > 0 else None
 
     @property
     def topic(self) -> str:
@@ -163,6 +175,7 @@ class Run:
     def __init__(self, plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> None:
         self.plan = plan
         self.on_progress = on_progress
+        self._schedule = plan.schedule()
         self.is_amqp10 = plan.protocol == "amqp10"
         self.run_id = random.SystemRandom().randrange(1, 65_536)
         self.confirm_latency = Histogram()
@@ -478,9 +491,9 @@ class Run:
                 continue
             limit = -1
             share = len(self.publishers)
-            if plan.rate > 0:
-                # Publisher k's n-th message is due at (n·share + k) / rate seconds.
-                limit = int((elapsed * plan.rate - client.number) // share) + 1
+            if self._schedule is not None:
+                # Publisher k's n-th message is due with the (n·share + k)-th of all.
+                limit = int((self._schedule.due(elapsed) - client.number) // share) + 1
             if plan.count > 0:
                 own = plan.count // share + (1 if client.number < plan.count % share else 0)
                 limit = own if limit < 0 else min(limit, own)
@@ -488,9 +501,9 @@ class Run:
 
     def _wait(self, now: float, started: float, stopped: bool) -> None:
         timeout = IDLE_WAIT_S
-        if self.plan.rate > 0 and not stopped and self.publishers:
+        if self._schedule is not None and not stopped and self.publishers:
             sent = sum(p.published for _, p in self.publishers)
-            due = started + sent / self.plan.rate
+            due = started + self._schedule.at(sent)
             timeout = min(max(0.0, due - time.monotonic()), IDLE_WAIT_S)
         if self._away == len(self._workers):
             time.sleep(min(timeout, 0.01))
