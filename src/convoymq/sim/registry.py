@@ -6,6 +6,7 @@ LOADS = {
     "quorum": "convoymq.sim.quorum:QuorumLoad",
     "reservations": "convoymq.sim.reservations:ReservationLoad",
     "transactions": "convoymq.sim.transactions:TransactionLoad",
+    "links": "convoymq.sim.links:LinkLoad",
     "streams": "convoymq.sim.streams:StreamLoad",
     "partitions": "convoymq.sim.partitions:PartitionLoad",
     "cluster": "convoymq.sim.cluster_world:ClusterLoad",
