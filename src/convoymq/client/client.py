@@ -30,8 +30,10 @@ from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from types import TracebackType
 
+    from convoymq.client.arrow import StreamRead
     from convoymq.client.local import LocalReads
     from convoymq.client.topics import TopicRoute
 
@@ -236,6 +238,40 @@ class Client:
             files.open(stream, group, offset, answer.payload, first, high)
         answer = self._call(Op.FETCH, fields, extra_s=wait_ms / 1000)
         return _rows(answer, _int(answer, "first"), _int(answer, "high"))
+
+    def read(
+        self,
+        stream: str,
+        *,
+        start: int | datetime | Literal["earliest", "latest"] = "earliest",
+        end: int | None = None,
+        columns: Sequence[str] = ("offset", "timestamp", "key", "value", "headers"),
+        local: bool = False,
+    ) -> StreamRead:
+        """Returns a part of a stream for programs with Arrow: record batches one after the other,
+        or all as a table. Needs pyarrow.
+
+        Args:
+            start: an offset; the first message stored at or after a time; or an end.
+            end: the offset to stop before; None = the end as it is now.
+            columns: of `convoymq.client.arrow.COLUMNS`.
+            local: see `fetch`.
+
+        Raises:
+            ValueError: there is no such column.
+        """
+        from convoymq.client.arrow import StreamRead
+
+        queries: list[tuple[str, str, int | None]] = [(stream, "latest", None)]
+        if isinstance(start, str):
+            queries.append((stream, start, None))
+        elif not isinstance(start, int):
+            queries.append((stream, "timestamp", int(start.timestamp() * 1000)))
+        (latest, _), *others = self.offsets(queries)
+        until = end if end is not None else latest or 0
+        first = start if isinstance(start, int) else others[0][0]
+        # Nothing was stored since that time.
+        return StreamRead(self, stream, until if first is None else first, until, columns, local)
 
     def _local_reads(self) -> LocalReads:
         if self._local is None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from convoymq.client.arrow import binary_array, fixed_array, header_array, text_array
 from convoymq.kernels import columns as bits
 from convoymq.spark.properties import PROPERTY_KINDS, Mended, decode_properties, shown_text
 from convoymq.spark.schema import LOG_APPEND_TIME, Column
@@ -80,9 +81,9 @@ class BatchMaker:
             case "value":
                 return binary_array(frame.buffers(bits.VALUE), rows, wanted)
             case "offset":
-                return _fixed(frame.offsets(), rows, wanted)
+                return fixed_array(frame.offsets(), rows, wanted)
             case "timestamp":
-                return _fixed(frame.buffers(bits.TIMESTAMP)[0], rows, wanted)
+                return fixed_array(frame.buffers(bits.TIMESTAMP)[0], rows, wanted)
             case "timestampType":
                 return self._repeat(name, LOG_APPEND_TIME, wanted, rows)
             case "headers":
@@ -92,13 +93,13 @@ class BatchMaker:
             case "routing_key":
                 return _name(frame.buffers(bits.ROUTING_KEY), rows, wanted, name, self.mended)
             case "delivery_count":
-                return _fixed(frame.buffers(bits.DELIVERY_COUNT)[0], rows, wanted)
+                return fixed_array(frame.buffers(bits.DELIVERY_COUNT)[0], rows, wanted)
             case "redelivered":
-                return _fixed(frame.buffers(bits.REDELIVERED)[0], rows, wanted)
+                return fixed_array(frame.buffers(bits.REDELIVERED)[0], rows, wanted)
             case "properties":
                 return _properties(frame, rows, wanted, self.mended)
             case "content_header":
-                return _text(frame.buffers(bits.PROPERTIES), rows, wanted)
+                return text_array(frame.buffers(bits.PROPERTIES), rows, wanted)
             case _:
                 return self._repeat(name, constants[name], wanted, rows)
 
@@ -140,26 +141,6 @@ def _cuts(frame: ColumnFrame) -> Iterator[int]:
         start = end
 
 
-def _validity(buffer: memoryview) -> pa.Buffer | None:
-    return pa.py_buffer(buffer) if len(buffer) else None
-
-
-def _fixed(buffer: memoryview, rows: int, kind: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(buffer)])
-
-
-def binary_array(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
-    """Returns validity, offsets and bytes of a column as an array."""
-    validity, offsets, data = buffers
-    parts = [_validity(validity), pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(kind, rows, parts)
-
-
-def _text(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
-    offsets, data = buffers
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
 def _name(
     buffers: list[memoryview], rows: int, kind: pa.DataType, name: str, mended: Mended
 ) -> pa.Array:
@@ -170,25 +151,6 @@ def _name(
         return texts.cast(kind)
     except pa.ArrowInvalid:
         return pa.array([shown_text(each, name, mended) for each in texts.to_pylist()], kind)
-
-
-def header_array(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
-    """Returns the seven buffers of the headers' column as an array."""
-    validity, lists, name_offsets, names, value_validity, value_offsets, values = buffers
-    entries = len(name_offsets) // _INT32_BYTES - 1
-    struct = kind.value_type
-    pairs = pa.StructArray.from_arrays(
-        [
-            _text([name_offsets, names], entries, struct.field("key").type),
-            binary_array(
-                [value_validity, value_offsets, values], entries, struct.field("value").type
-            ),
-        ],
-        fields=list(struct),
-    )
-    return pa.Array.from_buffers(
-        kind, rows, [_validity(validity), pa.py_buffer(lists)], children=[pairs]
-    )
 
 
 def _properties(frame: ColumnFrame, rows: int, kind: pa.StructType, mended: Mended) -> pa.Array:

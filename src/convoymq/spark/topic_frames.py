@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from convoymq.client.arrow import binary_array, header_array
 from convoymq.kernels import columns as bits
 from convoymq.kernels.ordered_runs import order_hash
-from convoymq.spark.frames import BatchMaker, binary_array, header_array
+from convoymq.spark.frames import BatchMaker
 from convoymq.spark.partition import TopicRange
 from convoymq.spark.schema import TOPIC_COLUMNS
 from convoymq.topics.rules.lineage import FIRST_USER_OFFSET
