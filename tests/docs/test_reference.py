@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
-    r"(amqp|alarm|broker|classic|clock|cluster|config|definitions|fetch|ha|link|machine|management"
-    r"|metadata|namesrv|node|queue|quorum|raft|log|operator|recovery|remoting|rocketmq|role|shovel"
-    r"|storage|tls|topics?|trace)\.[a-z_]+"
+    r"(alarm|amqp|audit|broker|classic|clock|cluster|config|definitions|fetch|ha|identity"
+    r"|link|log|machine|management|metadata|namesrv|node|operator|queue|quorum|raft"
+    r"|recovery|remoting|rocketmq|role|shovel|storage|tls|topics?|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(

@@ -23,6 +23,7 @@ from convoymq.broker.copies import Copies
 from convoymq.broker.declarations import Declarations
 from convoymq.broker.firehose import Firehose
 from convoymq.broker.group_requests import GroupRequests
+from convoymq.broker.identity.chain import make_chain
 from convoymq.broker.ignored_arguments import IgnoredArguments
 from convoymq.broker.leadership import Leadership, Rebalancer
 from convoymq.broker.limits import ClientLimits
@@ -56,7 +57,7 @@ from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
 from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.reads import MetadataReads
 from convoymq.model.clock import Clock, Timer
-from convoymq.model.config import DefaultsConfig, ReconciliationConfig
+from convoymq.model.config import DefaultsConfig, IdentityConfig, ReconciliationConfig
 from convoymq.model.late_imports import import_late
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tasks import Tasks
@@ -103,6 +104,7 @@ class Broker:
         make_members: Callable[[Broker], MembershipManager] | None = None,
         stored_groups: Callable[[], Collection[int]] = tuple,
         traces: Traces | None = None,
+        identity: IdentityConfig | None = None,
     ) -> None:
         """
         Args:
@@ -115,6 +117,7 @@ class Broker:
             make_members: makes what records members and forgets nodes; called at the end of
                 `start`.
             stored_groups: groups with data on this node's disk.
+            identity: who users are, and what decides what they may; None: the tree.
             traces: who writes what queues with `x-trace` did; None = nobody.
         """
         self.node_id = node_id
@@ -142,6 +145,7 @@ class Broker:
         self._topic_parts: TopicParts | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
+        self._chain = make_chain(metadata.tree, identity or IdentityConfig())
         self._make_parts(incarnation, stored_groups, node or NodeView())
         self._wake = wake
         self.round_due = False
@@ -163,7 +167,9 @@ class Broker:
         self.placement = Placement(node_id, tree, self.local.leader_of, settings.quorum_group_size)
         self.locations = QueueLocations(self.nodes, tree, self.local)
         self.replicas = ReplicaViews(host, tree)
-        self.access = Access(tree, settings, self.connections, self.counters)
+        self.access = Access(
+            tree, settings, self.connections, self.counters, self._chain, self._tasks
+        )
         self.local_topics = LocalTopics(tree, self.local)
         self.alarms = Alarms(self.nodes, control)
         publishing = Publishing(
@@ -441,6 +447,7 @@ class Broker:
         if self.traces is not None:
             self.traces.tick()
         self._absent_nodes.tick()
+        self.access.tick()
         self.maintenance.tick()
         self.reconciliation.tick()
         self.migrations.tick()

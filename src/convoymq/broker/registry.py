@@ -47,6 +47,12 @@ class ConnectionHandle(Protocol):
     def close(self, reason: str) -> None:
         """Closes the connection; the client is told the reason."""
 
+    def expire(self) -> None:
+        """Closes the connection, whose user's credentials have expired."""
+
+    def check_access(self) -> None:
+        """Asks for every permission of the user again."""
+
 
 class ConnectionRegistry:
     """The open connections of one node."""

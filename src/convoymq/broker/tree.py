@@ -57,10 +57,6 @@ class UserView:
         """Returns ((user, virtual host), exchange -> permission), in order."""
         return sorted(self._tree.topic_permissions.items(), key=lambda item: item[0])
 
-    def vhosts_of(self, name: str) -> set[str]:
-        """Returns the virtual hosts that a user may open."""
-        return {vhost for user, vhost in self._tree.permissions if user == name}
-
 
 class VhostView:
     """Virtual hosts with their exchanges, bindings, policies and limits."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
     from convoymq.queues.interface import Row
 
+CREDENTIAL_EXPIRED = "credential expired"
 NOBODY = User(name="")
 """User of a connection until the log-in."""
 
@@ -78,6 +79,14 @@ class ClientConnection:
     def consumer_infos(self) -> list[Row]:
         """Returns the rows of the list of consumers."""
         return []
+
+    def expire(self) -> None:
+        """See `ConnectionHandle`."""
+        self.close(CREDENTIAL_EXPIRED)
+
+    def close(self, reason: str) -> None:
+        """See `ConnectionHandle`."""
+        raise NotImplementedError
 
     def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
         """See `ConnectionHandle`."""

@@ -148,10 +148,15 @@ class Login:
         if credentials.user is INSIDE:
             return OPERATOR
         if credentials.password is None:
-            return self._access.external_user(credentials.user, protocol=self._protocol)
+            return await self._access.external_user(credentials.user, protocol=self._protocol)
         return await self._access.authenticate(
             credentials.user, credentials.password, peer_host, protocol=self._protocol
         )
+
+    async def renew(self, user: User, secret: bytes) -> User:
+        """Returns a user with the rights of a new secret, as soon as it opens the virtual host.
+        Raises NotAllowed."""
+        return await self._access.renew(user, secret)
 
 
 def plain(response: bytes) -> Credentials:

@@ -472,6 +472,7 @@ class Node:
             wake=self.rounds.wake,
             settings=config.defaults,
             reconciliation=config.reconciliation,
+            identity=config.identity,
             reply_backlog_max_bytes=config.cluster.link_backlog_max_bytes // 2,
             stored_groups=lambda: self.storage.logs,
             traces=self._traces,

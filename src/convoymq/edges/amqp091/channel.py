@@ -197,7 +197,7 @@ class Channel(QueueStreams):
     # --- checks on occasion --------------------------------------------------------------
 
     def check_again(self) -> None:
-        """Asks again for every permission (update-secret); a consumer that lost its own closes the
+        """Asks again for every permission; a consumer that lost its own closes the
         channel, as any method without permission does."""
         self.permissions.forget()
         self.codec.forget_routes()

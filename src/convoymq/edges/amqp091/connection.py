@@ -523,6 +523,11 @@ class Connection(ClientConnection):
             Reply(320, shortened(f"CONNECTION_FORCED - {reason}"), Scope.CONNECTION), 0, 0
         )
 
+    def check_access(self) -> None:
+        """See `ConnectionHandle`."""
+        for channel in list(self.channels.values()):
+            channel.check_again()
+
     def _close_by_server(self, reply: Reply, class_id: int, method_id: int) -> None:
         if self.state in ENDING:
             return

@@ -126,12 +126,29 @@ def _opened(connection: Connection, method: spec.ConnectionOpen) -> None:
     )
 
 
-def update_secret(connection: Connection, _method: spec.ConnectionUpdateSecret) -> None:
-    """Takes any secret, as passwords do not expire: what the user may now is asked again."""
-    connection.broker.access.open_vhost(connection.user, connection.vhost)
-    for channel in list(connection.channels.values()):
-        channel.check_again()
-    connection.send(0, spec.ConnectionUpdateSecretOk())
+def update_secret(connection: Connection, method: spec.ConnectionUpdateSecret) -> None:
+    """Takes a new token, or any secret of a user whose password does not expire: what the user may
+    now is asked again."""
+    connection.pause("authentication")
+    connection.shell.spawn(_renew(connection, method))
+
+
+async def _renew(connection: Connection, method: spec.ConnectionUpdateSecret) -> None:
+    try:
+        user = await connection.login.renew(connection.user, method.new_secret)
+        connection.broker.access.open_vhost(user, connection.vhost)
+    except BrokerError as error:
+        connection.refuse(error, 0, method.CLASS_ID, method.METHOD_ID)
+        return
+    except Exception:
+        log.exception("amqp.authentication_failed", connection=connection.name)
+        connection.refuse(BrokerError("internal error"), 0, method.CLASS_ID, method.METHOD_ID)
+        return
+    if connection.state is State.OPEN:
+        connection.user = user
+        connection.check_access()
+        connection.send(0, spec.ConnectionUpdateSecretOk())
+    connection.resume("authentication")
 
 
 HANDLERS: dict[tuple[State, type[spec.Method]], Callable[..., None]] = {

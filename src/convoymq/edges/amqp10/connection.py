@@ -47,7 +47,7 @@ from convoymq.edges.amqp10.performatives import (
 from convoymq.edges.amqp10.serial import WINDOW_MAX
 from convoymq.edges.amqp10.session import Session
 from convoymq.edges.amqp10.states import ENDING, MOVES, SessionState, State
-from convoymq.edges.connections import ClientConnection
+from convoymq.edges.connections import CREDENTIAL_EXPIRED, ClientConnection
 from convoymq.edges.sasl import Login
 from convoymq.model.clock import Timer
 from convoymq.model.errors import BrokerError, FrameFault, NotAllowed, PeerError
@@ -513,6 +513,10 @@ class Connection(ClientConnection):
             return
         self.refuse(connection_fault(INTERNAL_ERROR, f"Connection forced: {reason}"))
 
+    def expire(self) -> None:
+        """See `ConnectionHandle`."""
+        self.refuse(connection_fault(UNAUTHORIZED_ACCESS, CREDENTIAL_EXPIRED))
+
     def _closed_by_client(self) -> None:
         self.enter(State.LEAVING)
         self._end_sessions()
@@ -564,12 +568,23 @@ class Connection(ClientConnection):
 
     # --- permissions -------------------------------------------------------------------------
 
+    async def renew(self, secret: bytes) -> None:
+        """Takes a user's new secret. A refused one ends the connection."""
+        try:
+            self.user = await self.login.renew(self.user, secret)
+        except NotAllowed as error:
+            text = f"credential update failed: {error.text}"
+            self.refuse(connection_fault(UNAUTHORIZED_ACCESS, text))
+            return
+        self.check_access()
+
     def check_access(self) -> None:
         """Asks again whether the user may use the virtual host, and what its links lead to."""
         try:
             self.broker.access.open_vhost(self.user, self.vhost)
         except NotAllowed as error:
             self.refuse(connection_fault(UNAUTHORIZED_ACCESS, error.text))
+            return
         for session in list(self.sessions_open.values()):
             session.check_access()
 

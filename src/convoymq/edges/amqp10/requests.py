@@ -328,10 +328,11 @@ class Requests:
     # --- tokens ------------------------------------------------------------------------------
 
     async def _put_token(self, body: Value) -> Response:
-        """Logins do not expire here: a token changes nothing, and permissions are asked again."""
+        """Takes a new token, or any secret of a user whose password does not expire: what the user
+        may now is asked again."""
         if not isinstance(body, bytes):
             raise _Answer(BAD_REQUEST, "a token is binary")
-        self._connection.check_access()
+        await self._connection.renew(body)
         return Response(DONE)
 
     def _check_any(self, kind: str, name: str) -> None:

@@ -303,6 +303,10 @@ class FetchConnection(asyncio.BufferedProtocol, ClientConnection):
             text = f"the connection was closed by the server: {reason}"
             self._last_words(0, ColumnarError(code, text))
 
+    def check_access(self) -> None:
+        """See `ConnectionHandle`."""
+        self.permissions.forget()
+
     def _last_words(self, correlation: int, error: ColumnarError) -> None:
         if not self._writing:
             self._write(encode_error(Op.AUTHENTICATE, correlation, error))

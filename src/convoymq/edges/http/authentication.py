@@ -1,4 +1,5 @@
-"""Authentication of requests: a name and password (basic), or the cookie of a session."""
+"""Authentication of requests: a name and password (basic), a token (bearer), or the cookie of a
+session."""
 
 from __future__ import annotations
 
@@ -46,8 +47,9 @@ class Authentication:
 
     def __post_init__(self) -> None:
         self.login = Login(self.broker.access, self.served.login, HTTP)
-        users = self.broker.tree.users
-        self.sessions = Sessions(users.find, self.served.session_timeout_s, time.monotonic)
+        self.sessions = Sessions(
+            self.broker.access.present, self.served.session_timeout_s, time.monotonic
+        )
 
     async def user_of(self, request: Request) -> User:
         """Returns the user of a request. Raises ApiError."""
@@ -70,7 +72,7 @@ class Authentication:
 
     def is_still(self, request: Request, user: User) -> bool:
         """Returns whether a request that was let in would still be."""
-        present = self.broker.tree.users.find(user.name)
+        present = self.broker.access.present(user)
         return (
             present is not None
             and present.password_hash == user.password_hash
@@ -148,8 +150,10 @@ def _peer(request: Request) -> str:
 
 
 def _credentials(header: str) -> Credentials:
-    """Returns the name and password of basic authentication. Raises ValueError."""
+    """Returns the name and password of basic authentication, or a token. Raises ValueError."""
     kind, _, encoded = header.partition(" ")
+    if kind.lower() == "bearer":
+        return Credentials("", encoded.strip().encode())
     if kind.lower() != "basic":
         raise ValueError(kind)
     try:

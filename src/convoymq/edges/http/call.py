@@ -66,8 +66,9 @@ class Call:
     @property
     def visible(self) -> set[str]:
         """Virtual hosts that the user may see."""
-        tree = self.broker.tree
-        return tree.vhosts.names() if self.is_monitor else tree.users.vhosts_of(self.user.name)
+        if self.is_monitor:
+            return self.broker.tree.vhosts.names()
+        return self.broker.access.vhosts_of(self.user)
 
     @property
     def is_operator(self) -> bool:

@@ -1,8 +1,9 @@
 """Sessions of browsers: one log-in, then a cookie.
 
-A session lives in the memory of the node that made it. It ends by log-out, at its time limit, and
-when its user is deleted or gets another password. The cookie authenticates a request that changes
-something only if the request has the session's CSRF token as well, which no other site can read.
+A session lives in the memory of the node that made it. It ends by log-out, at its time limit, when
+its user is deleted or gets another password, and when its user's token expires. The cookie
+authenticates a request that changes something only if the request has the session's CSRF token as
+well, which no other site can read.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ class Sessions:
     """The sessions of a node, the oldest first.
 
     Args:
-        find_user: returns the present record of a user.
+        present: returns a user as it is now; None when it is no longer admitted.
         timeout_s: life of a session.
         now_s: a monotonic clock.
     """
 
     def __init__(
         self,
-        find_user: Callable[[str], User | None],
+        present: Callable[[User], User | None],
         timeout_s: float,
         now_s: Callable[[], float],
     ) -> None:
-        self._find_user = find_user
+        self._present = present
         self._timeout_s = timeout_s
         self._now_s = now_s
         self._open: dict[str, Session] = {}
@@ -80,7 +81,7 @@ class Sessions:
         session = self._open.get(token)
         if session is None:
             return None
-        user = self._find_user(session.user.name)
+        user = self._present(session.user)
         if (
             user is None
             or (user.password_hash, user.algorithm)

@@ -17,6 +17,12 @@ from convoymq.model.config.client_sections import (
     TraceConfig,
 )
 from convoymq.model.config.config import Config, Keys
+from convoymq.model.config.identity_sections import (
+    AuthConfig,
+    IdentityConfig,
+    LdapConfig,
+    OAuthConfig,
+)
 from convoymq.model.config.keys import Section
 from convoymq.model.config.loading import ConfigError, load, parse_text
 from convoymq.model.config.node_sections import (
@@ -38,15 +44,19 @@ from convoymq.model.config.values import (
 __all__ = [
     "Address",
     "AlarmsConfig",
+    "AuthConfig",
     "ClusterConfig",
     "Config",
     "ConfigError",
     "DefaultsConfig",
+    "IdentityConfig",
     "Keys",
+    "LdapConfig",
     "Listener",
     "ListenersConfig",
     "LogConfig",
     "NodeConfig",
+    "OAuthConfig",
     "RaftConfig",
     "ReconciliationConfig",
     "Section",

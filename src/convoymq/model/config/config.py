@@ -14,6 +14,12 @@ from convoymq.model.config.client_sections import (
     ReconciliationConfig,
     TraceConfig,
 )
+from convoymq.model.config.identity_sections import (
+    AuthConfig,
+    IdentityConfig,
+    LdapConfig,
+    OAuthConfig,
+)
 from convoymq.model.config.keys import Key, Section
 from convoymq.model.config.node_sections import (
     ClusterConfig,
@@ -45,6 +51,9 @@ class Config:
     trace: TraceConfig = field(default_factory=TraceConfig)
     defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
     reconciliation: ReconciliationConfig = field(default_factory=ReconciliationConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    oauth2: OAuthConfig = field(default_factory=OAuthConfig)
+    ldap: LdapConfig = field(default_factory=LdapConfig)
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     edges: Mapping[type[Section], Section] = field(default_factory=dict)
@@ -56,6 +65,11 @@ class Config:
         """Returns the section of an edge."""
         found = self.edges.get(kind)
         return found if isinstance(found, kind) else kind()
+
+    @property
+    def identity(self) -> IdentityConfig:
+        """Returns what decides who clients are."""
+        return IdentityConfig(auth=self.auth, oauth2=self.oauth2, ldap=self.ldap)
 
     @property
     def link_address(self) -> Address:

@@ -34,6 +34,8 @@ class Key:
     doc: str
     choices: tuple[str, ...]
     collects: str
+    named: bool
+    """Its value has the names behind `collects` too: pairs of name and value."""
 
     @property
     def name(self) -> str:
@@ -90,6 +92,7 @@ def key(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     collects: str = "",
+    named: bool = False,
     secret: bool = False,
 ) -> Any:
     """Returns a field of a section, with its key in the metadata.
@@ -101,7 +104,9 @@ def key(
     unit = unit or ("bytes" if parse is parse_bytes else "")
     type_name = type_name or _LABELS[parse]
     doc = " ".join(doc.split())
-    key = Key(tuple(names.split()), parse, type_name, unit, low, high, doc, choices, collects)
+    key = Key(
+        tuple(names.split()), parse, type_name, unit, low, high, doc, choices, collects, named
+    )
     return field(default=default, repr=not secret, metadata={"key": key})
 
 

@@ -50,7 +50,7 @@ class _Builder:
                 if why:
                     raise ConfigError(f"{where}: {name} = {text}: not served: {why}")
                 continue
-            prefix = name[: name.rfind(".") + 1]
+            prefix = self._prefix_of(name)
             place = self.keys.by_prefix.get(prefix)
             if place is None or len(name) == len(prefix) or self._is_misspelt(name, prefix):
                 raise ConfigError(f"{where}: unknown key {name}{hint(name, self.keys.by_name)}")
@@ -59,6 +59,14 @@ class _Builder:
             )
         for place, members in collected.items():
             self._merge(place, members)
+
+    def _prefix_of(self, name: str) -> str:
+        """Returns the part of a key in front of what its user named: names may have dots where the
+        configuration keeps them."""
+        for prefix, place in self.keys.by_prefix.items():
+            if self.keys.table[place].named and name.startswith(prefix):
+                return prefix
+        return name[: name.rfind(".") + 1]
 
     def _is_misspelt(self, name: str, prefix: str) -> bool:
         """Returns whether a name of the user's choice after the prefix is nearly that of a known
@@ -87,6 +95,9 @@ class _Builder:
             self.values[place] = tuple(users)
             return
         before = self.values.get(place, ())
+        if key.named:
+            self.values[place] = tuple({**dict(before), **members}.items())
+            return
         self.values[place] = before + tuple(a for one in members.values() for a in one)
 
     def build(self, file: str) -> Config:
@@ -103,6 +114,8 @@ class _Builder:
 
 def value_of(key: Key, name: str, text: str, where: str) -> object:
     """Returns the value that a text gives a key. Raises ConfigError."""
+    if key.named:
+        raise ConfigError(f"{where}: {name} = {text}: write {key.collects}NAME = VALUE")
     try:
         value = key.parse(text)
     except ValueError as error:
@@ -169,6 +182,10 @@ def _validate(config: Config) -> None:
             section.check()
         except ValueError as error:
             raise ConfigError(str(error)) from None
+    try:
+        config.identity.check()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     ids = [peer.node for peer in cluster.peers]
     if any(ids) and not all(ids):
         raise ConfigError("cluster.peers must have an id in front of every address, or of none")

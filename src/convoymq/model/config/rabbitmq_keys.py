@@ -8,8 +8,6 @@ from collections.abc import Mapping
 PREFIXES = (("rabbit.", ""), ("ra.", "raft."), ("kernel.", ""))
 """Applications of RabbitMQ's `advanced.config` -> what their keys begin with in a flat file."""
 
-_IN_CLUSTER = "users and their permissions are kept in the cluster"
-
 _SSL_FIXED = {
     "honor_cipher_order": ("true", "the node chooses the cipher"),
     "secure_renegotiate": ("true", "OpenSSL does nothing else"),
@@ -20,7 +18,6 @@ _SSL = ("ssl_options", "management.ssl", "prometheus.ssl")
 FIXED: Mapping[str, tuple[str, str]] = {
     "raft.wal_compute_checksums": ("true", "every record of the log has a checksum"),
     "raft.segment_compute_checksums": ("true", "every record of the log has a checksum"),
-    "auth_backends.1": ("internal", _IN_CLUSTER),
     **{f"{at}.{name}": fixed for at in _SSL for name, fixed in _SSL_FIXED.items()},
 }
 """Key -> (the only value that it may have, since the cluster does just that; why)."""
@@ -47,7 +44,15 @@ INSTEAD: Mapping[str, str] = {
     "queue_index_embed_msgs_below": "small and large messages go to the same files",
     "vm_memory_high_watermark_paging_ratio": "classic queues share classic_queue.memory_target",
     "collect_statistics_interval": "figures are computed when somebody asks for them",
-    "auth_backends.2": _IN_CLUSTER,
+    "auth_cache.cached_backend.authn": "name one backend: auth_cache.cached_backend",
+    "auth_cache.cached_backend.authz": "name one backend: auth_cache.cached_backend",
+    "auth_cache.cache_module": "there is one kind of cache",
+    "auth_oauth2.resource_server_type": "rich authorization requests are not read",
+    "auth_oauth2.default_oauth_provider": "there is one provider: auth_oauth2.issuer",
+    "auth_oauth2.https.depth": "chains are as long as OpenSSL allows",
+    "auth_ldap.connection_pool_size": "a connection to the directory serves one question",
+    "auth_ldap.idle_timeout": "a connection to the directory serves one question",
+    "auth_ldap.log": "refusals are in the log, with their reason: identity.refused",
     **{f"{at}.depth": "chains are as long as OpenSSL allows" for at in _SSL},
 }
 """Key -> what to do, or what the cluster does, in its place."""

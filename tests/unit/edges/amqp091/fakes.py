@@ -369,6 +369,9 @@ class FakeBroker:
             raise AccessRefused("no")
         return SimpleNamespace(name=user, tags=("administrator",))
 
+    async def renew(self, user: Any, secret: bytes) -> Any:
+        return user
+
     def open_vhost(self, user: Any, vhost: str) -> None:
         if vhost not in self.vhosts:
             raise refusals.vhost_missing(vhost)

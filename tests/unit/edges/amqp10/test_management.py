@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from convoymq.broker.identity.backend import Identity
 from convoymq.edges.amqp10 import requests
 from convoymq.edges.amqp10.performatives import (
     Attach,
@@ -36,6 +38,7 @@ from convoymq.messages.amqp10.values import (
 from convoymq.metadata.commands import DeletePermission, PutPermission, PutUser, PutVhostLimit
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.tables import Table
+from tests.unit.broker.identity.tokens import Tokens
 from tests.unit.edges.amqp10.fakes import Client, of_kind
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
@@ -697,6 +700,36 @@ async def test_a_token_without_the_virtual_host_closes_the_connection(
     client.request("PUT", "/auth/tokens", b"token")
     close = (await client.heard())[-1]
     assert close.error.condition == "amqp:unauthorized-access"
+
+
+async def test_a_token_of_oauth_renews_and_ends(cluster: FakeCluster, tmp_path: Path) -> None:
+    issue = Tokens(tmp_path)
+    user = await issue.backend.log_in("", issue.token())
+    assert isinstance(user, Identity)
+    client = await limited(cluster, configure=".*", write=".*", read=".*")
+    client.connection.user = user
+    assert (await client.ask("PUT", "/queues/q", {})).status == "201"
+    renewed = issue.token(exp=int(time.time()) + 1200, scope="rabbitmq.read:*/*")
+    assert (await client.ask("PUT", "/auth/tokens", renewed)).status == "204"
+    assert isinstance(client.connection.user, Identity)
+    assert client.connection.user.expires_s == user.expires_s + 600
+    assert (await client.ask("PUT", "/queues/q2", {})).status == "403"
+    client.request("PUT", "/auth/tokens", issue.token(sub="somebody else"))
+    close = (await client.heard())[-1]
+    assert (close.error.condition, close.error.description) == (
+        "amqp:unauthorized-access",
+        "credential update failed: New secret was refused by one of the backends",
+    )
+
+
+async def test_an_expired_token_closes_the_connection(cluster: FakeCluster) -> None:
+    client = await limited(cluster)
+    client.connection.expire()
+    close = (await client.heard())[-1]
+    assert (close.error.condition, close.error.description) == (
+        "amqp:unauthorized-access",
+        "credential expired",
+    )
 
 
 FORBIDDEN: list[tuple[dict[str, str], str, str, Value, str]] = [

@@ -45,8 +45,8 @@ async def put_vhost(call: Call) -> Status:
     # Tracing alone leaves the description and the rest as they are.
     if not exists or body.keys() - {"name", "tracing"}:
         created = await change(call, vhost_command(name, body))
-    if created and not call.is_operator:
-        # As RabbitMQ does: who makes a virtual host through the API may use it.
+    if created and call.broker.tree.users.find(call.user.name) is not None:
+        # As RabbitMQ does: a user of the cluster that makes a virtual host may use it.
         await change(
             call,
             PutPermission(user=call.user.name, vhost=name, configure=".*", write=".*", read=".*"),

@@ -1,0 +1,1 @@
+"""Tests of backends of users."""
