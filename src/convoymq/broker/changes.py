@@ -31,7 +31,7 @@ from convoymq.metadata.global_parameters import (
 )
 from convoymq.metadata.limits import USER_LIMITS, VHOST_LIMITS, check_limit
 from convoymq.metadata.rehearsal import Rehearsal
-from convoymq.metadata.traced_vhosts import set_traced
+from convoymq.metadata.vhost_flags import set_protected, set_traced
 
 __all__ = [
     "CLUSTER_NAME",
@@ -61,5 +61,6 @@ __all__ = [
     "clear_global_parameter",
     "hash_sha256",
     "set_global_parameter",
+    "set_protected",
     "set_traced",
 ]

@@ -17,6 +17,7 @@ import structlog
 from convoymq.broker.absent_nodes import AbsentNodes
 from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms
+from convoymq.broker.audit import AuditLog, Output
 from convoymq.broker.browse import Browsing
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.copies import Copies
@@ -105,6 +106,7 @@ class Broker:
         stored_groups: Callable[[], Collection[int]] = tuple,
         traces: Traces | None = None,
         identity: IdentityConfig | None = None,
+        audit: Output | None = None,
     ) -> None:
         """
         Args:
@@ -118,6 +120,7 @@ class Broker:
                 `start`.
             stored_groups: groups with data on this node's disk.
             identity: who users are, and what decides what they may; None: the tree.
+            audit: file of administrative acts; None: they are not recorded.
             traces: who writes what queues with `x-trace` did; None = nobody.
         """
         self.node_id = node_id
@@ -147,6 +150,7 @@ class Broker:
         self._tasks = Tasks()
         self._chain = make_chain(metadata.tree, identity or IdentityConfig())
         self._make_parts(incarnation, stored_groups, node or NodeView())
+        self.audit = AuditLog(audit, lambda: self.node_name)
         self._wake = wake
         self.round_due = False
         """A queue that is kept on one node has work for `end_of_round`."""

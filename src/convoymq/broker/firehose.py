@@ -23,7 +23,7 @@ from convoymq.messages.amqp091 import (
 )
 from convoymq.messages.record import as_amqp091, with_properties
 from convoymq.metadata.machine import MetadataMachine
-from convoymq.metadata.traced_vhosts import traced_vhosts
+from convoymq.metadata.vhost_flags import TRACED, flagged_vhosts
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Field, Table, bytes_of, field_of, text_of
 from convoymq.queues.interface import Queue
@@ -68,7 +68,7 @@ class Firehose:
 
     def follow(self) -> None:
         """The tree has changed."""
-        self.vhosts = traced_vhosts(self._tree.settings, self._tree.vhosts)
+        self.vhosts = flagged_vhosts(self._tree.settings, self._tree.vhosts, TRACED)
 
     def published(
         self,

@@ -23,6 +23,7 @@ from convoymq.metadata.maintenance import drained_nodes
 from convoymq.metadata.placement import siblings
 from convoymq.metadata.topics import find_topic, get_topic
 from convoymq.metadata.tree import Tree
+from convoymq.metadata.vhost_flags import PROTECTED, flagged_vhosts
 from convoymq.model.json import Json
 from convoymq.model.refusals import missing, queue_subject
 
@@ -73,6 +74,10 @@ class VhostView:
         for name in sorted(self._tree.vhosts):
             if names is None or name in names:
                 yield self._tree.vhosts[name]
+
+    def protected(self) -> frozenset[str]:
+        """Returns the names of those that cannot be deleted."""
+        return flagged_vhosts(self._tree.settings, self._tree.vhosts, PROTECTED)
 
     def find(self, name: str) -> Vhost | None:
         """Returns a virtual host; None = there is none of that name."""

@@ -23,6 +23,7 @@ from convoymq.metadata.commands import (
     Command,
     DeclareExchange,
     DeclareQueue,
+    DeleteVhost,
     Join,
     PutNode,
     PutPermission,
@@ -42,10 +43,11 @@ from convoymq.metadata.limits import (
 )
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.snapshot import COMPATIBILITY_VERSION, ZONES_VERSION
+from convoymq.metadata.vhost_flags import PROTECTED
 from convoymq.model.compatibility import RELEASES
-from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
+from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Protected, Refused
 from convoymq.model.late_imports import import_late
-from convoymq.model.refusals import missing, queue_subject, unserved_argument
+from convoymq.model.refusals import missing, queue_subject, unserved_argument, vhost_protected
 from convoymq.model.tables import decode_body
 from convoymq.replication.ring.views import check_view
 from convoymq.routing.declarations import check_binding, check_exchange, check_queue
@@ -118,6 +120,9 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
         case Unbind():
             _destination(command)
             decode_body(command.arguments)
+        case DeleteVhost(name=name):
+            if PROTECTED + name in tree.settings:
+                raise Protected(vhost_protected(name))
         case PutVhost():
             _check_vhost(command, tree)
         case PutUser():

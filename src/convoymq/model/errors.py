@@ -129,6 +129,10 @@ class LimitReached(PreconditionFailed):
         return _LIMIT
 
 
+class Protected(Refused):
+    """Something is protected from deletion."""
+
+
 class NotAllowed(Refused):
     """A limit or a rule of the connection forbids it."""
 

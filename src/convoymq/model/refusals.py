@@ -131,6 +131,11 @@ def topic_permission_missing(
     )
 
 
+def vhost_protected(name: str) -> str:
+    """Returns why a virtual host is not deleted."""
+    return f"Refusing to delete virtual host '{name}' because it is protected from deletion"
+
+
 def login_refused(mechanism: str) -> AccessRefused:
     """Wrong user or password; the text never says which."""
     return AccessRefused(

@@ -203,7 +203,7 @@ async def _call(api: ASGIApp, request: Mapping[str, object]) -> JsonObject:
         "raw_path": url.path.encode(),
         "query_string": url.query.encode(),
         "headers": [(str(k).lower().encode(), str(v).encode()) for k, v in fields.items()],
-        "client": None,
+        "client": (f"uid {request.get('uid')} pid {request.get('pid')}", 0),
         "server": None,
     }
     status, parts = 500, list[bytes]()

@@ -13,7 +13,7 @@ from convoymq.cli.ctl.command import (
     json_word,
     plain,
 )
-from convoymq.cli.ctl.failures import UNAVAILABLE, Failure
+from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Problem
 from convoymq.cli.ctl.formatting import Erlang, to_json
 from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.model.json import Json, JsonObject
@@ -23,6 +23,10 @@ METADATA = (
     Switch("tags", str),
     Switch("default-queue-type", str),
     Switch("rabbitmq-compatibility", str),
+)
+PROTECTED = (
+    "Cannot delete this virtual host: it is protected from deletion. To lift the protection, "
+    "inspect and update its metadata"
 )
 
 
@@ -166,6 +170,22 @@ COMMANDS = (
         banner='Deleting vhost "{vhost}" ...',
         request=Request("DELETE", "vhosts/{vhost}"),
         missing=(VHOST_PRESENT,),
+        problems={412: Problem(DATA, PROTECTED)},
+    ),
+    Command(
+        "enable_vhost_deletion_protection vhost",
+        "Protects a virtual host from deletion (until the protection is removed)",
+        banner='Protecting virtual host "{vhost}" from removal by updating its metadata...',
+        request=Request("POST", "vhosts/{vhost}/deletion/protection"),
+        missing=(VHOST_PRESENT,),
+    ),
+    Command(
+        "disable_vhost_deletion_protection vhost",
+        "Removes deletion protection from a virtual host (so that it can be deleted)",
+        banner='Removing deletion protection from virtual host "{vhost}" '
+        "by updating its metadata...",
+        request=Request("DELETE", "vhosts/{vhost}/deletion/protection"),
+        missing=(VHOST_PRESENT,),
     ),
     Command(
         "list_vhosts column*",
@@ -175,7 +195,7 @@ COMMANDS = (
         request=Request("GET", "vhosts"),
         columns={
             **plain("name", "description", "tags", "default_queue_type"),
-            **plain("rabbitmq_compatibility", "tracing"),
+            **plain("rabbitmq_compatibility", "protected_from_deletion", "tracing"),
             "cluster_state": _cluster_state,
             "metadata": "metadata",
         },

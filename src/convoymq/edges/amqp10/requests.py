@@ -28,6 +28,8 @@ from urllib.parse import quote
 
 import structlog
 
+from convoymq.broker.access import AMQP_10
+from convoymq.broker.audit import Act
 from convoymq.edges import one_shot
 from convoymq.edges.amqp10.addresses import unquoted
 from convoymq.edges.declaring import Declaring
@@ -136,6 +138,21 @@ class Requests:
 
     async def answer(self, request: Request) -> Response:
         """Returns the response to a request, whatever it asks for."""
+        response = await self._answered(request)
+        if request.method != "GET":
+            connection = self._connection
+            act = Act(
+                via=AMQP_10,
+                user=connection.user.name,
+                peer=connection.peer[0],
+                method=request.method,
+                path=f"{self._vhost} {request.path.partition('?')[0]}",
+                status=response.status,
+            )
+            self._broker.audit.record(act)
+        return response
+
+    async def _answered(self, request: Request) -> Response:
         try:
             handlers = self._handlers(request)
             handler = handlers.get(request.method)

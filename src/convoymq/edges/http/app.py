@@ -17,10 +17,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from convoymq.broker.access import HTTP
+from convoymq.broker.audit import Act
 from convoymq.broker.facade import Broker
 from convoymq.broker.records import User
 from convoymq.edges.http import metrics, scrapes
-from convoymq.edges.http.authentication import Authentication, challenge
+from convoymq.edges.http.authentication import SAFE_METHODS, Authentication, challenge
 from convoymq.edges.http.bodies import ApiError, Bodies
 from convoymq.edges.http.call import Call, Status, object_not_found
 from convoymq.edges.http.handlers import ROUTES
@@ -36,6 +38,7 @@ from convoymq.model.errors import (
     AccessRefused,
     BrokerError,
     NotFound,
+    Protected,
     ResourceLocked,
     Unavailable,
     ValidationFailed,
@@ -48,6 +51,9 @@ log = structlog.get_logger()
 NOBODY = User(name="")
 WITHOUT_USER = frozenset({("POST", "login")})
 """Method and path of requests that need no log-in."""
+TRAFFIC = frozenset({"publish", "get", "browse"})
+"""Last parts of paths by which clients send and read messages."""
+OPERATOR_SOCKET = "operator"
 AMQP_SUBJECTS = frozenset({"queues", "exchanges", "bindings"})
 
 
@@ -90,11 +96,29 @@ def make_api(
         except Exception:
             log.exception("management.request_failed", method=request.method, path=scope["path"])
             response = _refusal(500, "internal_error", "the log of the node says more")
+        if request.method not in SAFE_METHODS:
+            _audit(broker, request, response.status_code, is_operator=user is not None)
         response.headers.setdefault("cache-control", "no-cache")
         response.headers.update(SECURITY_HEADERS)
         await response(scope, receive, send)
 
     return app
+
+
+def _audit(broker: Broker, request: Request, status: int, *, is_operator: bool) -> None:
+    """Records a request that changes something, and is more than the traffic of a client."""
+    path = _raw_path(request).decode("ascii", "replace")
+    if path.rpartition("/")[2] in TRAFFIC:
+        return
+    act = Act(
+        via=OPERATOR_SOCKET if is_operator else HTTP,
+        user=getattr(request.state, "user", ""),
+        peer=request.client.host if request.client is not None else "",
+        method=request.method,
+        path=path,
+        status=status,
+    )
+    broker.audit.record(act)
 
 
 def make_metrics(broker: Broker, served: Served | None = None) -> ASGIApp:
@@ -135,6 +159,7 @@ class _Api:
         if user is None:
             is_open = (request.method, *segments) in WITHOUT_USER
             user = NOBODY if is_open else await self.authentication.user_of(request)
+        request.state.user = user.name
         call = Call(
             self.broker, self.rates, self.bodies, request, user, path, self.served,
             self.authentication,
@@ -154,10 +179,14 @@ class _Api:
         return Response(body, status, media_type="application/json")
 
 
-def _segments(request: Request) -> list[str]:
+def _raw_path(request: Request) -> bytes:
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+    return raw
+
+
+def _segments(request: Request) -> list[str]:
     try:
-        return [unquote_to_bytes(part).decode() for part in raw.split(b"/")[1:]]
+        return [unquote_to_bytes(part).decode() for part in _raw_path(request).split(b"/")[1:]]
     except UnicodeDecodeError:
         # No name of anything has such bytes.
         raise object_not_found() from None
@@ -179,6 +208,8 @@ def _broker_refusal(error: BrokerError, request: Request) -> Response:
             return _refusal(400, "bad_request", _as_amqp("405 RESOURCE_LOCKED", error, request))
         case ValidationFailed():
             return _refusal(400, "bad_request", error.text)
+        case Protected():
+            return _refusal(412, "precondition_failed", error.text)
         case TopicRefused(code=code):
             return _refusal(*refusal_of(code), error.text, {"code": code.value})
         case Unavailable():

@@ -26,6 +26,7 @@ from convoymq.broker.changes import (
     PutVhostLimit,
     Rehearsal,
     set_global_parameter,
+    set_protected,
     set_traced,
 )
 from convoymq.broker.facade import Broker
@@ -245,12 +246,10 @@ def steps_of(
 
 def vhost_command(name: str, body: Mapping[str, object]) -> PutVhost:
     """Returns the command for a virtual host's JSON. Raises PreconditionFailed."""
-    refused = list(_unserved_of_vhost(name, body))
-    if refused:
-        raise PreconditionFailed(f"not served: {', '.join(refused)}")
     meta = body.get("metadata") or {}
     if not isinstance(meta, dict):
         raise PreconditionFailed("key metadata is not an object")
+    protection_of(body)
     default = body.get("default_queue_type") or meta.get("default_queue_type") or ""
     release = body.get("rabbitmq_compatibility") or meta.get("rabbitmq_compatibility") or ""
     return PutVhost(
@@ -335,13 +334,22 @@ def _vhost(row: JsonObject) -> Iterator[Step]:
     if truth(row.get("tracing")):
         command = set_traced(name, traced=True)
         yield Step(part="vhosts", subject=subject, command=command, needs=[("vhost", name)])
+    if protection_of(row):
+        command = set_protected(name, protected=True)
+        yield Step(part="vhosts", subject=subject, command=command, needs=[("vhost", name)])
 
 
-def _unserved_of_vhost(name: str, row: Mapping[str, object]) -> Iterator[str]:
+def protection_of(row: Mapping[str, object]) -> bool | None:
+    """Returns whether a virtual host's JSON protects it from deletion; None: it does not say.
+    Raises PreconditionFailed."""
     meta = row.get("metadata")
     for source in (row, meta if isinstance(meta, dict) else {}):
-        if source.get("protected_from_deletion") in (True, "true"):
-            yield f"protection from deletion of virtual host '{name}'"
+        given = source.get("protected_from_deletion")
+        if given is not None:
+            if given not in (True, False, "true", "false") or type(given) is int:
+                raise PreconditionFailed("key protected_from_deletion is not a boolean")
+            return truth(given)
+    return None
 
 
 def _permission(row: JsonObject) -> Iterator[Step]:

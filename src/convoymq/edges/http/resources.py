@@ -344,6 +344,7 @@ def vhost_row(broker: Broker, vhost: Vhost) -> JsonObject:
         "tags": list(vhost.tags),
         "default_queue_type": vhost.default_queue_type or "undefined",
         "rabbitmq_compatibility": vhost.compatibility or "undefined",
+        "protected_from_deletion": vhost.name in broker.tree.vhosts.protected(),
     }
     tracing = vhost.name in broker.firehose.vhosts
     return {"name": vhost.name, **metadata, "metadata": metadata, "tracing": tracing}

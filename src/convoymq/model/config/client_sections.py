@@ -348,3 +348,9 @@ class LogConfig:
         choices=("auto", "json", "plain", "plaintext"),
     )
     file: str = key("log.file", "", "File the log is appended to; empty = standard error.")
+    audit_file: str = key(
+        "log.audit.file",
+        "",
+        """File to which administrative acts are appended, a JSON line for each (docs/access.md);
+        empty = they are not recorded. Opened again on SIGHUP, as the log.""",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from convoymq.broker.audit import AuditLog
 from convoymq.broker.identity.backend import Identity
 from convoymq.edges.amqp10 import requests
 from convoymq.edges.amqp10.performatives import (
@@ -38,6 +40,7 @@ from convoymq.messages.amqp10.values import (
 from convoymq.metadata.commands import DeletePermission, PutPermission, PutUser, PutVhostLimit
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.tables import Table
+from convoymq.node.logs import LogOutput
 from tests.unit.broker.identity.tokens import Tokens
 from tests.unit.edges.amqp10.fakes import Client, of_kind
 from tests.unit.queues.fake_cluster import FakeCluster, until
@@ -720,6 +723,27 @@ async def test_a_token_of_oauth_renews_and_ends(cluster: FakeCluster, tmp_path: 
         "amqp:unauthorized-access",
         "credential update failed: New secret was refused by one of the backends",
     )
+
+
+async def test_requests_are_in_the_audit_log(cluster: FakeCluster, tmp_path: Path) -> None:
+    client = await limited(cluster, configure=".*", write=".*", read=".*")
+    output = LogOutput(str(tmp_path / "audit.log"))
+    cluster.nodes[1].broker.audit = AuditLog(output, lambda: "one")
+    await client.ask("PUT", "/queues/q%2F1", {})
+    await client.ask("GET", "/queues/q%2F1")
+    await client.ask("PUT", "/auth/tokens", b"hidden")
+    await client.ask("DELETE", "/queues/q/other")
+    output.close()
+    text = (tmp_path / "audit.log").read_text()
+    assert "hidden" not in text
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [
+        (row["user"], row["via"], row["method"], row["path"], row["status"]) for row in rows
+    ] == [
+        ("u", "amqp10", "PUT", "/ /queues/q%2F1", 201),
+        ("u", "amqp10", "PUT", "/ /auth/tokens", 204),
+        ("u", "amqp10", "DELETE", "/ /queues/q/other", 404),
+    ]
 
 
 async def test_an_expired_token_closes_the_connection(cluster: FakeCluster) -> None:

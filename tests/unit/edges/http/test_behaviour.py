@@ -430,7 +430,7 @@ async def test_pages_that_are_none_are_refused(
     [
         ("/vhosts/v", '{"tags": ["\\ud800"]}'), ("/vhosts/v", "[" * 100_000),
         ("/vhosts/v", '{"tags":' * 70 + "1" + "}" * 70), ("/vhosts/v", '{"metadata": 5}'),
-        ("/vhosts/v", '{"tags": 5}'), ("/vhosts/v", '{"protected_from_deletion": true}'),
+        ("/vhosts/v", '{"tags": 5}'), ("/vhosts/v", '{"protected_from_deletion": 7}'),
         ("/users/u", '{"tags": 5}'), ("/users/u", '{"tags": "", "password": "\\udc00"}'),
         ("/queues/%2F/q", '{"arguments": {"x": 1e400}}'), ("/queues/%2F/q", '{"arguments": [1]}'),
         ("/queues/%2F/q", '{"arguments": {"x": 99999999999999999999}}'),
@@ -542,8 +542,6 @@ async def test_an_export_of_rabbitmq_comes_in(api: httpx.AsyncClient) -> None:
         ({"users": [{"name": "u", "limits": {"max-connections": 5}}]},
          "user 'u': version 2 of the metadata machine is needed, 1 is in force: some nodes have an "
          "older release"),
-        ({"vhosts": [{"name": "v", "metadata": {"protected_from_deletion": True}}]},
-         "vhost 'v': not served: protection from deletion of virtual host 'v'"),
         ({"shovels": [{"name": "s"}]}, "shovels: not served"),
     ],
 )  # fmt: skip
@@ -582,7 +580,7 @@ MIXED = {
     "users": [{"name": "u", "tags": []}, {"name": "bad", "hashing_algorithm": "md5",
                                           "password_hash": "x"}],
     "vhosts": [{"name": "v", "default_queue_type": "classic"},
-               {"name": "w", "protected_from_deletion": True}],
+               {"name": "w", "metadata": 5}],
     "permissions": [
         {"user": "u", "vhost": "v", "configure": "(?=a)", "write": "", "read": ""},
         {"user": "bad", "vhost": "v", "configure": "", "write": "", "read": ""},
@@ -615,7 +613,7 @@ async def test_all_that_is_refused_is_named_at_once(
     )
     starts = [
         "user 'bad': unsupported hashing algorithm 'md5'",
-        "vhost 'w': not served: protection from deletion of virtual host 'w'",
+        "vhost 'w': key metadata is not an object",
         "permission of user 'u' in vhost 'v': invalid pattern '(?=a)'",
         "exchange 'delayed' in vhost 'v': unknown exchange type 'x-nothing'",
         "invalid arg 'x-max-length' for queue 'bad' in vhost 'v': {value_negative,-5}",

@@ -245,3 +245,29 @@ async def test_queues_are_sorted_by_any_column(
     # These are in rows alone.
     assert await order(sort="arguments.x-delivery-limit") == ["a", "c"]
     assert await order(sort="message_stats.publish", sort_reverse="true") == ["a", "c"]
+
+
+async def test_a_protected_virtual_host_is_not_deleted(api: httpx.AsyncClient) -> None:
+    await ok(api.put("/vhosts/v", json={"tracing": True}), 201)
+    assert not (await ok(api.get("/vhosts/v")))["protected_from_deletion"]
+    await ok(api.post("/vhosts/v/deletion/protection"), 204)
+    row = await ok(api.get("/vhosts/v"))
+    assert row["protected_from_deletion"]
+    assert row["metadata"]["protected_from_deletion"]
+    assert await ok(api.delete("/vhosts/v"), 412) == {
+        "error": "precondition_failed",
+        "reason": "Refusing to delete virtual host 'v' because it is protected from deletion",
+    }
+    assert (await ok(api.get("/vhosts/v")))["tracing"]
+    # A body that does not speak of it leaves it.
+    await ok(api.put("/vhosts/v", json={"description": "d"}), 204)
+    exported = await ok(api.get("/definitions"))
+    await ok(api.delete("/vhosts/v/deletion/protection"), 204)
+    await ok(api.delete("/vhosts/v"), 204)
+    await ok(api.post("/definitions", json={"vhosts": exported["vhosts"]}), 204)
+    await ok(api.delete("/vhosts/v"), 412)
+    await ok(api.put("/vhosts/v", json={"protected_from_deletion": False}), 204)
+    await ok(api.delete("/vhosts/v"), 204)
+    await ok(api.put("/vhosts/v", json={"metadata": {"protected_from_deletion": True}}), 201)
+    await ok(api.delete("/vhosts/v"), 412)
+    await ok(api.post("/vhosts/none/deletion/protection"), 404)

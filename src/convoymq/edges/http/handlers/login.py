@@ -23,6 +23,7 @@ async def log_in(call: Call) -> Response:
     body = await call.bodies.read_fields(call.request)
     given = Credentials(text_in(body, "username"), text_in(body, "password").encode())
     call.user = await call.authentication.log_in(call.request, given)
+    call.request.state.user = call.user.name
     session, cookie = call.authentication.begin(call.request, call.user)
     return JSONResponse(_row(call, session), headers=cookie)
 

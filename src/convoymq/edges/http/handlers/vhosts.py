@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from convoymq.broker.changes import DeleteVhost, PutPermission, set_traced
+from convoymq.broker.changes import DeleteVhost, PutPermission, set_protected, set_traced
 from convoymq.broker.shovels import clear_shovel
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
+    DONE,
     Call,
     Status,
     change,
@@ -13,7 +14,7 @@ from convoymq.edges.http.call import (
     object_not_found,
     put_status,
 )
-from convoymq.edges.http.definition_steps import vhost_command
+from convoymq.edges.http.definition_steps import protection_of, vhost_command
 from convoymq.edges.http.fields import truth
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
@@ -51,6 +52,9 @@ async def put_vhost(call: Call) -> Status:
             call,
             PutPermission(user=call.user.name, vhost=name, configure=".*", write=".*", read=".*"),
         )
+    protected = protection_of(body)
+    if protected is not None:
+        await change(call, set_protected(name, protected=protected))
     if "tracing" in body:
         await _trace(call, name, traced=truth(body["tracing"]))
     return put_status(created)
@@ -65,11 +69,27 @@ async def _trace(call: Call, vhost: str, *, traced: bool) -> None:
 async def delete_vhost(call: Call) -> Status:
     call.need(call.is_administrator)
     vhost = call.vhost()
+    traced = vhost in call.broker.firehose.vhosts
+    shovels = list(call.broker.tree.shovels.all({vhost}))
+    await change(call, DeleteVhost(name=vhost))
     # The next one of this name is not traced, and has no shovels.
-    await _trace(call, vhost, traced=False)
-    for shovel in call.broker.tree.shovels.all({vhost}):
+    if traced:
+        await change(call, set_traced(vhost, traced=False))
+    for shovel in shovels:
         await change(call, clear_shovel(shovel))
-    return await done(call, DeleteVhost(name=vhost))
+    return Status(DONE)
+
+
+@routes.add("POST", "vhosts/{vhost}/deletion/protection")
+async def protect_vhost(call: Call) -> Status:
+    call.need(call.is_administrator)
+    return await done(call, set_protected(call.vhost(), protected=True))
+
+
+@routes.add("DELETE", "vhosts/{vhost}/deletion/protection")
+async def unprotect_vhost(call: Call) -> Status:
+    call.need(call.is_administrator)
+    return await done(call, set_protected(call.vhost(), protected=False))
 
 
 @routes.listing("vhosts/{vhost}/permissions")
