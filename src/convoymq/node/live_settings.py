@@ -59,6 +59,8 @@ class LiveSettings:
         self._load = load
         self._marks = marks
         self._output = output
+        self.audit: logs.LogOutput | None = None
+        """File of administrative acts, once it is open."""
         self._admission = admission
         self._log = structlog.get_logger().bind(node=config.node.id)
         self._in_force = _values(config)
@@ -108,13 +110,14 @@ class LiveSettings:
         self._log.info("log.level_changed", level=level)
 
     def reopen_log(self) -> None:
-        """Opens the log file again, which was moved away: a new one gets its name."""
-        try:
-            self._output.reopen()
-        except OSError as error:
-            self._log.error("log.not_reopened", file=self._output.path, reason=str(error))
-            return
-        self._log.info("log.reopened", file=self._output.path)
+        """Opens the log files again, which were moved away: new ones get their names."""
+        for output in filter(None, (self._output, self.audit)):
+            try:
+                output.reopen()
+            except OSError as error:
+                self._log.error("log.not_reopened", file=output.path, reason=str(error))
+            else:
+                self._log.info("log.reopened", file=output.path)
 
     def renew_tls(self) -> None:
         """Takes certificates that were written since."""

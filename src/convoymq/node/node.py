@@ -93,11 +93,6 @@ class Node:
         """
         self.config = config
         self._supervised = supervised
-<<<<<<< HEAD
-=======
-        self._output = output or logs.LogOutput()
-        self._audit: logs.LogOutput | None = None
->>>>>>> ae4e267c (broker: write a log of administrative acts)
         self.id = config.node.id
         self.log = structlog.get_logger().bind(node=self.id)
         self.started_ms = 0
@@ -142,15 +137,15 @@ class Node:
         try:
             self._watch_signals()
             if self.config.log.audit_file:
-                self._audit = logs.LogOutput(self.config.log.audit_file)
+                self.live.audit = logs.LogOutput(self.config.log.audit_file)
             self._shell, self.storage = open_storage(
                 self._loop, self.config.raft, self.data, self.rounds.wake, self.log
             )
             await self._serve()
         finally:
-            if self._audit is not None:
+            if self.live.audit is not None:
                 with contextlib.suppress(OSError):  # What a full disk did not take is lost.
-                    self._audit.close()
+                    self.live.audit.close()
             self.data.close()
 
     @property
@@ -208,35 +203,6 @@ class Node:
         self.log.warning("node.supervisor_gone")
         self.stop()
 
-<<<<<<< HEAD
-=======
-    def _on_hangup(self) -> None:
-        self._reopen(self._output)
-        if self._audit is not None:
-            self._reopen(self._audit)
-        self._renew_tls()
-
-    def _reopen(self, output: logs.LogOutput) -> None:
-        """Opens a file again, which was moved away: a new one gets its name."""
-        try:
-            output.reopen()
-        except OSError as error:
-            self.log.error("log.not_reopened", file=output.path, reason=str(error))
-            return
-        self.log.info("log.reopened", file=output.path)
-
-    def _renew_tls(self) -> None:
-        """Takes certificates that were written since."""
-        tls = sys.modules.get("convoymq.transport.tls")
-        if tls is None:
-            return
-        for file, error in tls.renew():
-            if error is None:
-                self.log.info("tls.renewed", file=file)
-            else:
-                self.log.error("tls.not_renewed", file=file, reason=str(error))
-
->>>>>>> ae4e267c (broker: write a log of administrative acts)
     async def _serve(self) -> None:
         config = self.config
         self.links = Links(
@@ -512,7 +478,7 @@ class Node:
             settings=config.defaults,
             reconciliation=config.reconciliation,
             identity=config.identity,
-            audit=self._audit,
+            audit=self.live.audit,
             reply_backlog_max_bytes=config.cluster.link_backlog_max_bytes // 2,
             stored_groups=lambda: self.storage.logs,
             traces=self._traces,
