@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,12 +79,16 @@ class Directory:
             self.process = None
 
     def answers(self) -> bool:
-        with self.bound():
-            return True
+        # ldap3 leaves a socket open that could not connect.
+        socket.create_connection(("127.0.0.1", self.port), PATIENCE_S).close()
+        return True
 
-    def bound(self) -> ldap3.Connection:
+    @contextmanager
+    def bound(self) -> Iterator[Any]:
         server = ldap3.Server("127.0.0.1", self.port, get_info=ldap3.NONE)
-        return ldap3.Connection(server, ADMIN, "secret", auto_bind=True)
+        connection = ldap3.Connection(server, ADMIN, "secret", auto_bind=True)
+        yield connection
+        connection.unbind()
 
     def fill(self) -> None:
         with self.bound() as connection:
@@ -134,7 +140,8 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
         "auth_backends.2": "cache",
         "auth_cache.cached_backend": "ldap",
         "auth_cache.cache_ttl": "1000",
-        "auth_ldap.servers.1": "127.0.0.1",
+        "auth_ldap.servers.1": "127.0.0.2",
+        "auth_ldap.servers.2": "127.0.0.1",
         "auth_ldap.port": str(directory.port),
         "auth_ldap.timeout": "2000",
         "auth_ldap.dn_lookup_attribute": "uid",
@@ -274,6 +281,7 @@ def test_a_directory_that_is_gone_admits_nobody_and_keeps_who_is_there(
     channel.basic_publish("", "bob-kept", b"1")
     assert whoami(setup, "ann", "ann-wrong")[1]["reason"] == "Login failed"
     assert whoami(setup, "guest", "guest", node=3)[0] == 200
+    observed.log_files(setup.logs)
     setup.directory.start()
     until(lambda: whoami(setup, "ann", "ann-secret")[0] == 200, "nobody is admitted again")
     with setup.directory.bound() as admin:

@@ -8,10 +8,11 @@ connected keeps the rights that were read last.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
@@ -177,6 +178,16 @@ def _normalized(dn: str) -> str:
     return ",".join(f"{name.strip()}={value.strip()}" for name, value, _ in parts).lower()
 
 
+@contextlib.contextmanager
+def _closing(connection: ldap3.Connection) -> Iterator[ldap3.Connection]:
+    """Closes a connection; as its own context it would stay as it was before."""
+    try:
+        yield connection
+    finally:
+        with contextlib.suppress(LDAPException):
+            connection.unbind()
+
+
 class _Directory:
     """Requests to the directory, which wait for its answers: called in threads."""
 
@@ -184,20 +195,13 @@ class _Directory:
         self._config = config
         self._needs = needs
         self._timeout_s = config.timeout_ms / 1000
-        tls = None
+        self._tls = None
         if config.use_ssl or config.use_starttls:
             checked = config.verify == "verify_peer"
-            tls = ldap3.Tls(
+            self._tls = ldap3.Tls(
                 validate=ssl.CERT_REQUIRED if checked else ssl.CERT_NONE,
                 ca_certs_file=config.cacertfile or None,
             )
-        self._servers = [
-            ldap3.Server(
-                host, port=config.port, use_ssl=config.use_ssl, tls=tls, get_info=ldap3.NONE,
-                connect_timeout=self._timeout_s,
-            )
-            for host in config.servers
-        ]  # fmt: skip
         self.may_look = bool(config.other_bind_user) or config.other_bind == "anon"
         """Whether users can be read without their passwords."""
 
@@ -215,7 +219,7 @@ class _Directory:
         own = self._bound(login, password)
         if own is None:
             return None
-        with own:
+        with _closing(own):
             if config.dn_lookup_attribute and by_user:
                 found = self._search_user(own, name)
                 if found is None:
@@ -235,7 +239,7 @@ class _Directory:
             dn = self._look_up(name)
         else:
             dn = filled(config.user_dn_pattern, {"username": name}, escape_rdn)
-            with self._other() as connection:
+            with _closing(self._other()) as connection:
                 if not self._search(connection, dn, "(objectClass=*)", ldap3.BASE):
                     dn = None
         return None if dn is None else self._read_groups(dn)
@@ -245,7 +249,8 @@ class _Directory:
         user, password = config.dn_lookup_bind_user, config.dn_lookup_bind_password
         if not user and config.dn_lookup_bind == "as_user":
             user, password = config.other_bind_user, config.other_bind_password
-        with self._required(user, password, "auth_ldap.dn_lookup_bind") as connection:
+        bound = self._required(user, password, "auth_ldap.dn_lookup_bind")
+        with _closing(bound) as connection:
             return self._search_user(connection, name)
 
     def _search_user(self, connection: ldap3.Connection, name: str) -> str | None:
@@ -255,7 +260,7 @@ class _Directory:
         return found[0] if len(found) == 1 else None
 
     def _read_groups(self, dn: str) -> Membership:
-        with self._other() as connection:
+        with _closing(self._other()) as connection:
             return self._membership(connection, dn)
 
     def _membership(self, connection: ldap3.Connection, dn: str) -> Membership:
@@ -319,12 +324,8 @@ class _Directory:
         """Returns a connection that is bound, anonymously without a user; None when the directory
         refuses. Raises LDAPException when no server answers."""
         failed: LDAPException | None = None
-        for server in self._servers:
-            connection = ldap3.Connection(
-                server, user or None, password or None,
-                authentication=ldap3.SIMPLE if user else ldap3.ANONYMOUS,
-                receive_timeout=math.ceil(self._timeout_s), auto_referrals=False,
-            )  # fmt: skip
+        for host in self._config.servers:
+            connection = self._connection(host, user, password)
             try:
                 if self._config.use_starttls:
                     connection.open()
@@ -335,6 +336,19 @@ class _Directory:
                 return None
             except LDAPException as error:
                 failed = error
-                connection.unbind()
+                with contextlib.suppress(LDAPException):
+                    connection.unbind()
         assert failed is not None
         raise failed
+
+    def _connection(self, host: str, user: str, password: str) -> ldap3.Connection:
+        # A server of its own, because one remembers that it did not answer.
+        server = ldap3.Server(
+            host, port=self._config.port, use_ssl=self._config.use_ssl, tls=self._tls,
+            get_info=ldap3.NONE, connect_timeout=self._timeout_s,
+        )  # fmt: skip
+        return ldap3.Connection(
+            server, user or None, password or None,
+            authentication=ldap3.SIMPLE if user else ldap3.ANONYMOUS,
+            receive_timeout=math.ceil(self._timeout_s), auto_referrals=False,
+        )  # fmt: skip

@@ -33,6 +33,15 @@ NAMELESS = "unknown"
 """Name of a user whose token has none of the claims."""
 
 
+def _found(name: str, key: PyJWK | None) -> PyJWK:
+    """Raises NotAdmitted when there is no key."""
+    if key is not None:
+        return key
+    if name:
+        raise NotAdmitted(f"the key {name[:64]!r} of the token is not known")
+    raise NotAdmitted("the token names no key, and there is not one key only")
+
+
 class OAuthBackend(Backend):
     """See the module text."""
 
@@ -89,20 +98,24 @@ class OAuthBackend(Backend):
         if len(token) > TOKEN_BYTES_MAX:
             raise NotAdmitted(f"the token has {len(token)} bytes; at most {TOKEN_BYTES_MAX}")
         try:
-            header = jwt.get_unverified_header(token)
-            key = await self._key(header)
-            return self._verified(token, key)
+            name = self._key_name(jwt.get_unverified_header(token))
+            key = _found(name, await self._keys.find(name))
+            try:
+                return self._verified(token, key)
+            except jwt.exceptions.InvalidSignatureError:
+                if name:
+                    raise
+                # The only key of the provider may be another one by now.
+                key = _found(name, await self._keys.find_new(name))
+                return self._verified(token, key)
         except (jwt.exceptions.PyJWTError, ValueError, OverflowError) as error:
             raise NotAdmitted(f"the token is not valid: {error}") from None
 
-    async def _key(self, header: Mapping[str, object]) -> PyJWK:
+    def _key_name(self, header: Mapping[str, object]) -> str:
         name = header.get("kid", self._config.default_key)
-        if not isinstance(name, str) or not name:
-            raise NotAdmitted("the token names no key, and there is no auth_oauth2.default_key")
-        key = await self._keys.find(name)
-        if key is None:
-            raise NotAdmitted(f"the key {name[:64]!r} of the token is not known")
-        return key
+        if not isinstance(name, str):
+            raise NotAdmitted("the name of the token's key is no text")
+        return name
 
     def _verified(self, token: bytes, key: PyJWK) -> Mapping[str, object]:
         import jwt

@@ -51,25 +51,33 @@ class ProviderKeys:
         self._opener = build_opener(_NoRedirects, HTTPSHandler(context=_tls(config)))
 
     async def find(self, name: str) -> PyJWK | None:
-        """Returns the key of that name; None = the provider has none, as far as it answers."""
+        """Returns the key of that name; None = the provider has none, as far as it answers. A
+        token without a name ("") is of the only key, if there is one."""
         found = self._known(name)
         has_provider = bool(self._config.issuer or self._config.jwks_uri)
         is_old = time.monotonic() - self._fetched_at > self._config.keys_max_age_s
         if not has_provider or (found is not None and (name in self._own or not is_old)):
             return found
-        if time.monotonic() - self._asked_at >= RETRY_S and self._asking is None:
-            self._asked_at = time.monotonic()
-            self._asking = asyncio.get_running_loop().create_task(self._ask())
-        if found is None and self._asking is not None:
+        self._begin_asking()
+        return await self.find_new(name) if found is None else found
+
+    async def find_new(self, name: str) -> PyJWK | None:
+        """Returns the key of that name after the provider was asked, if it may be asked again."""
+        if self._config.issuer or self._config.jwks_uri:
+            self._begin_asking()
+        if self._asking is not None:
             await asyncio.shield(self._asking)
         return self._known(name)
 
-    async def stop(self) -> None:
-        """Ends a request under way."""
-        if self._asking is not None:
-            self._asking.cancel()
+    def _begin_asking(self) -> None:
+        if time.monotonic() - self._asked_at >= RETRY_S and self._asking is None:
+            self._asked_at = time.monotonic()
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
 
     def _known(self, name: str) -> PyJWK | None:
+        if not name:
+            every = self._fetched | self._own
+            return next(iter(every.values())) if len(every) == 1 else None
         return self._own.get(name) or self._fetched.get(name)
 
     async def _ask(self) -> None:

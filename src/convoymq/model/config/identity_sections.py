@@ -209,7 +209,9 @@ class OAuthConfig:
         parse=str, type_name="path", collects="auth_oauth2.signing_keys.", named=True,
     )  # fmt: skip
     default_key: str = key(
-        "auth_oauth2.default_key", "", "Name of the key of tokens that name none."
+        "auth_oauth2.default_key",
+        "",
+        "Name of the key of tokens that name none; empty: the only key, if there is one.",
     )
     keys_max_age_s: int = key(
         "auth_oauth2.keys_max_age", 3600,

@@ -60,11 +60,17 @@ async def test_a_password_is_left_to_other_backends(tmp_path: Path) -> None:
         assert await tokens.backend.log_in("ann", password) is None
 
 
-async def test_a_token_without_a_key_name_needs_the_default(tmp_path: Path) -> None:
+async def test_a_token_without_a_key_name_is_of_the_only_key_or_the_default(
+    tmp_path: Path,
+) -> None:
     tokens = Tokens(tmp_path)
+    assert await tokens.backend.log_in("", tokens.token(kid=None)) is not None
+    file = str(tmp_path / "key.pem")
+    two = (("one", file), ("two", file))
+    tokens = Tokens(tmp_path, signing_keys=two)
     with pytest.raises(NotAdmitted, match="names no key"):
         await tokens.backend.log_in("", tokens.token(kid=None))
-    tokens = Tokens(tmp_path, default_key="one")
+    tokens = Tokens(tmp_path, signing_keys=two, default_key="one")
     assert await tokens.backend.log_in("", tokens.token(kid=None)) is not None
 
 

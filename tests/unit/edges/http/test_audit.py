@@ -74,10 +74,8 @@ class Full:
 
 
 def act(**more: Any) -> Act:
-    return Act(
-        **{"via": "http", "user": "u", "peer": "", "method": "PUT", "path": "/", "status": 500}
-        | more
-    )
+    fields: dict[str, Any] = {"via": "http", "user": "u", "peer": "", "method": "PUT"}
+    return Act(**(fields | {"path": "/", "status": 500} | more))
 
 
 @pytest.mark.provokes("audit.not_written")

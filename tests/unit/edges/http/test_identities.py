@@ -17,6 +17,15 @@ from tests.unit.edges.http.test_api import client, ok
 from tests.unit.queues.fake_cluster import FakeCluster
 
 ADMINISTRATOR = """
+POST convoy/copies/topics/{vhost}/{name}
+POST convoy/copies/queues/{vhost}/{name}
+GET convoy/copies/queues/{vhost}/{name}
+GET convoy/copies
+POST convoy/node/config/reload
+POST convoy/node/log/rotate
+PUT convoy/node/log_level
+DELETE shovels/vhost/{vhost}/{name}
+DELETE shovels/vhost/{vhost}/{name}/restart
 PUT cluster-name
 GET auth/hash_password/{password}
 GET DELETE auth/attempts/{node}
@@ -80,6 +89,9 @@ GET global-parameters
 GET global-parameters/{name}
 """
 MONITORING = """
+GET shovels
+GET shovels/{vhost}
+GET shovels/vhost/{vhost}/{name}
 GET nodes
 GET nodes/{node}
 GET nodes/{node}/memory
@@ -178,7 +190,7 @@ async def test_nobody_gets_in_without_the_right_password(
         await make_users(api)
     async with client(cluster, user, password) as nobody:
         if not user:
-            nobody.auth = None
+            nobody.auth = httpx.Auth()
         for method, template in sorted(KNOWN - WITHOUT_LOGIN):
             answer = await nobody.request(method, path_of(template))
             assert (answer.status_code, answer.json()["reason"]) == (401, "Login failed"), template
@@ -189,7 +201,7 @@ async def test_every_route_asks_for_its_tag(cluster: FakeCluster, user: str) -> 
     async with client(cluster) as api, client(cluster, user, "p") as asking:
         await make_users(api)
         for method, template in sorted(KNOWN - WITHOUT_LOGIN - STREAMS - SESSIONS):
-            body = {} if method in ("PUT", "POST") else None
+            body: object = {} if method in ("PUT", "POST") else None
             answer = await asking.request(method, path_of(template), json=body)
             status, said = answer.status_code, f"{method} {template}: {answer.text[:200]}"
             if user == "untagged":

@@ -40,7 +40,7 @@ class Table:
     def __init__(self) -> None:
         self.users = {name: User(name=name, password_hash="h") for name in "ab"}
         self.now_s = 0.0
-        self.sessions = Sessions(self.users.get, 60.0, lambda: self.now_s)
+        self.sessions = Sessions(lambda user: self.users.get(user.name), 60.0, lambda: self.now_s)
 
 
 def test_a_session_ends_by_time_log_out_deletion_and_a_new_password() -> None:

@@ -63,7 +63,7 @@ async def put_shovel(call: Call, value: object) -> Status:
     vhost, name, tree = call.vhost(), call.path["name"], call.broker.tree
     command = set_shovel(vhost, name, value)
     assert isinstance(value, dict)
-    may = tree.vhosts.names() if call.is_operator else tree.users.vhosts_of(call.user.name)
+    may = tree.vhosts.names() if call.is_operator else call.broker.access.vhosts_of(call.user)
     for own in local_vhosts(shovel_of(vhost, name, value)):
         if own not in may:
             raise invalid(f'user "{call.user.name}" may not connect to vhost "{own}"')
