@@ -24,6 +24,8 @@ class _Files:
     password: str
     authorities: str
     stamp: tuple[tuple[int, int], ...] = ()
+    refused: str = ""
+    """Text of the error that was reported last, until they can be used."""
 
     def load(self, context: ssl.SSLContext) -> None:
         if self.certificate:
@@ -101,18 +103,22 @@ def _fill(context: ssl.SSLContext, files: _Files) -> None:
 
 def renew() -> Iterator[tuple[str, OSError | None]]:
     """Reads again what has changed; yields each certificate or authority, with the error of one
-    that cannot be used. Its context goes on with what it had, and the next call tries again."""
+    that cannot be used. Its context goes on with what it had, and the next call tries again, but
+    yields the same error only once."""
     for context, files in list(_MADE.items()):
         name = files.certificate or files.authorities
         try:
             stamp = files.now()
             if stamp == files.stamp:
+                files.refused = ""
                 continue
             # A pair that does not belong together would leave a context with neither.
             files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             files.load(context)
-            files.stamp = stamp
+            files.stamp, files.refused = stamp, ""
         except OSError as error:
-            yield name, error
+            if files.refused != str(error):
+                files.refused = str(error)
+                yield name, error
         else:
             yield name, None

@@ -64,6 +64,7 @@ def test_a_certificate_without_its_key_waits_for_it(ends: Ends) -> None:
     before = ends.serial(context)
     ends.write(with_key=False)
     assert isinstance(dict(renew())[str(ends.certificate)], ssl.SSLError)
+    assert str(ends.certificate) not in dict(renew()), "the same error again"
     assert ends.serial(context) == before
     ends.key.unlink()
     assert isinstance(dict(renew())[str(ends.certificate)], FileNotFoundError)
