@@ -193,7 +193,11 @@ class Publishing:
                 queues += self._handles(vhost, (topic,), routing_keys[:1], headers, keyed=False)
         return queues
 
-    def count(
+    def count(self, vhost: str, exchange: str, queues: Sequence[Queue], messages: int) -> None:
+        """See `DeadLetterRoutes`."""
+        self._counts.add(vhost, exchange, [queue.name for queue in queues], messages)
+
+    def count_published(
         self,
         counters: MessageCounters,
         vhost: str,
@@ -202,10 +206,10 @@ class Publishing:
         messages: int = 1,
     ) -> None:
         """Counts messages of a protocol that went from an exchange to queues; no queues: they had
-        no route. Channels of AMQP count by themselves (`route_counts.ChannelRoutes`)."""
+        no route. Channels of AMQP 0-9-1 count by themselves (`route_counts.ChannelRoutes`)."""
         counters.published += messages
         counters.routed += messages * len(queues)
-        self._counts.add(vhost, exchange, [queue.name for queue in queues], messages)
+        self.count(vhost, exchange, queues, messages)
 
     def varies_by_message(self, vhost: str, exchange: str) -> bool:
         """See `DeadLetterRoutes`."""

@@ -114,8 +114,8 @@ class FrameReader:
         found = read_settlements(self._data, self._at, self.frame_max, channel, next_outgoing_id)
         if found is None:
             return None
-        self._at, *taken = found
-        return tuple(taken)
+        self._at = found[0]
+        return found[1:]
 
     @property
     def waiting(self) -> int:

@@ -146,7 +146,7 @@ class Receiver(Incoming):
             self._size = (waiting - reader.waiting) // count
             self.clients = {way.client}
             exchange, connection = way.exchange, session.connection
-            session.broker.publishing.count(
+            session.broker.publishing.count_published(
                 connection.counters, connection.vhost, exchange, (way.queue,), count
             )
         return count
@@ -394,7 +394,7 @@ class Publishes:
         )
         counters = session.connection.counters
         counters.sizes.add(body_size)
-        broker.publishing.count(counters, vhost, exchange, route.queues)
+        broker.publishing.count_published(counters, vhost, exchange, route.queues)
         self._trace(exchange, message, route.queues)
         return route.queues
 

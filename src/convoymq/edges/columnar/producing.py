@@ -190,8 +190,9 @@ class Producing(NullEvents):
         messages.published_confirm += rows
         messages.dropped_unroutable += unroutable
         for (exchange, queues), count in routes.items():
-            vhost = self._connection.vhost
-            self._broker.publishing.count(messages, vhost, exchange.decode(), queues, count)
+            self._broker.publishing.count_published(
+                messages, self._connection.vhost, exchange.decode(), queues, count
+            )
         await self._append(request, commands, batch)
         return unroutable, rows
 

@@ -213,7 +213,7 @@ class TopicProducing(NullEvents):
         messages, vhost = self._edge.messages, self._connection.vhost
         messages.published_confirm += portion.rows
         messages.routed += portion.rows
-        self._broker.publishing.count(messages, vhost, request.topic, (), portion.rows)
+        self._broker.publishing.count_published(messages, vhost, request.topic, (), portion.rows)
         return answered
 
     async def _ready_client(self, place: Place, queue: PartitionQueue) -> PartitionClient:

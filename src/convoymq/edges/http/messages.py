@@ -260,7 +260,7 @@ async def publish(
     counters.published_confirm += 1
     counters.dropped_unroutable += not route.queues
     counters.sizes.add(len(body))
-    publishing.count(counters, vhost, exchange, route.queues)
+    publishing.count_published(counters, vhost, exchange, route.queues)
     refused = any(queue.refuses_publishes for queue in route.queues)
     shots = [OneShot(broker, queue) for queue in route.queues if not queue.refuses_publishes]
     try:

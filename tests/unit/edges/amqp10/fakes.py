@@ -138,7 +138,7 @@ class FakeBroker(BaseBroker):
     def now_ms(self) -> int:
         return 1_000_000
 
-    def count(self, *counted: Any) -> None:
+    def count_published(self, *counted: Any) -> None:
         self.counted.append(counted)
 
 
