@@ -37,7 +37,7 @@ class Act:
     via: str
     """Protocol, or `operator` for the administration socket."""
     user: str
-    """Who asked; "" = nobody was let in."""
+    """Name of the user; "" = nobody was let in."""
     peer: str
     """Address of the client, or its user and process on this machine."""
     method: str

@@ -154,8 +154,7 @@ class Broker:
         self._wake = wake
         self.round_due = False
         """A queue that is kept on one node has work for `end_of_round`."""
-        self._hosts = self._make_hosts(open_directory)
-        self.local.hosts = self._hosts
+        self._hosts = self.local.hosts = self._make_hosts(open_directory)
 
     def _make_parts(
         self, incarnation: int, stored_groups: Callable[[], Collection[int]], node: NodeView
@@ -176,7 +175,7 @@ class Broker:
         )
         self.local_topics = LocalTopics(tree, self.local)
         self.alarms = Alarms(self.nodes, control)
-        publishing = Publishing(
+        publishing = self.publishing = Publishing(
             tree,
             self.local,
             self.access,
@@ -186,7 +185,6 @@ class Broker:
             self.route_counts,
             self.local_topics,
         )
-        self.publishing = publishing
         self.firehose = Firehose(tree, publishing, self.nodes.own_name)
         dead_letters = DeadLetterOptions(
             routes=publishing,
@@ -207,9 +205,8 @@ class Broker:
             counters=self.counters,
             ignored=self.ignored_arguments,
         )
-        self.replies = ReplyRoutes(
-            control, incarnation, self._reply_backlog_max_bytes, self.counters
-        )
+        backlog_max = self._reply_backlog_max_bytes
+        self.replies = ReplyRoutes(control, incarnation, backlog_max, self.counters)
         self.cluster = ClusterQueries(
             nodes=self.nodes,
             control=control,

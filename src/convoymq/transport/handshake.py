@@ -309,8 +309,9 @@ class Handshake:
 
     def _check(self, role: str, proof: object, *more: object) -> None:
         secrets = self._secrets[:1] if self.dialler else self._secrets
-        for secret in secrets if isinstance(proof, bytes) else ():
-            if hmac.compare_digest(proof, self._digest(secret, role, *more)):
+        for secret in secrets:
+            wanted = self._digest(secret, role, *more)
+            if isinstance(proof, bytes) and hmac.compare_digest(proof, wanted):
                 self._secrets = (secret,)
                 return
         raise LinkRefused("the cluster secret is not the same", CODE_SECRET)

@@ -1,1 +1,1 @@
-"""Who clients are and what they may: backends of users, and their chain (ADR 0203)."""
+"""Identity and rights of clients: backends of users, and their chain (ADR 0203)."""

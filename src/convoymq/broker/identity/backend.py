@@ -8,12 +8,9 @@ needs in the `Identity`, and brings it up to date beside the requests.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from convoymq.metadata.records import User
 from convoymq.model.errors import Refused
-
-Permission = Literal["configure", "write", "read"]
 
 
 class NotAdmitted(Refused):
@@ -70,6 +67,6 @@ class Identity(User):
 
     backend: Backend = field(compare=False, repr=False)
     rights: object = field(default=None, compare=False, repr=False)
-    """What the backend decides by."""
+    """Facts by which the backend decides."""
     expires_s: float | None = None
     """Wall clock at which it ends."""

@@ -40,7 +40,7 @@ _FULL = "the directory does not return all groups of the user"
 
 @dataclass(slots=True)
 class Membership:
-    """What the directory says of a user."""
+    """Name and groups of a user in the directory."""
 
     dn: str
     groups: Mapping[tuple[str, bool], frozenset[str]]
@@ -203,7 +203,7 @@ class _Directory:
                 ca_certs_file=config.cacertfile or None,
             )
         self.may_look = bool(config.other_bind_user) or config.other_bind == "anon"
-        """Whether users can be read without their passwords."""
+        """True if users can be read without their passwords."""
 
     def log_in(self, name: str, password: str) -> Membership | None:
         """Returns what the directory says of a user; None when the password is wrong."""

@@ -49,7 +49,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Needs:
-    """What queries have to know of a user."""
+    """Facts about a user that queries need."""
 
     attributes: set[str] = field(default_factory=set)
     """Attributes of groups that name members."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES_MAX = 64 << 10
 SKEW_S = 60
-"""How far the provider's clock may be ahead where a token says from when on it counts (`nbf`)."""
+"""Seconds that the provider's clock may be ahead, when a token counts from some time on (`nbf`)."""
 _FITTING = {
     "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     "EC": ("ES256", "ES384", "ES512"),

@@ -22,7 +22,7 @@ VHOSTS_REMEMBERED = 64
 TAG_PREFIX = "tag:"
 PERMISSIONS = ("configure", "write", "read")
 PARTY_TOKEN_PATH = "authorization.permissions.scopes"
-"""Where requesting-party tokens of Keycloak have scopes."""
+"""Path to the scopes in requesting-party tokens of Keycloak."""
 
 Claims = Mapping[str, object]
 
@@ -91,7 +91,7 @@ class _Rule(NamedTuple):
 
 @dataclass(slots=True)
 class Rights:
-    """What scopes allow.
+    """Rights that scopes give.
 
     Args:
         syntax: `wildcard` or `regex`.

@@ -35,7 +35,7 @@ class Key:
     choices: tuple[str, ...]
     collects: str
     named: bool
-    """Its value has the names behind `collects` too: pairs of name and value."""
+    """True if its value has the names behind `collects` too: pairs of name and value."""
 
     @property
     def name(self) -> str:

@@ -38,6 +38,14 @@ class Copying:
         self._runs: list[Run] = []
         self._timer: Timer | None = None
 
+    def stored(self, machine: QuorumMachine) -> Iterator[StoredRun]:
+        """See `Queue.stored_runs`."""
+        for is_held, run in stored_places(machine):
+            block = self._queue.entry_bytes(run[0])
+            if block is None:
+                raise self._unreadable()
+            yield StoredRun(block, run[1], run[2], run[3], run[5] + is_held)
+
     def page(self, machine: QuorumMachine, after: int, upto: int) -> CopiedPage:
         """See `Queue.copy_page`."""
         if upto > machine.index:
@@ -68,4 +76,7 @@ class Copying:
             if block is not None:
                 yield StoredRun(block, *run[1:4], run[5], position=run[0])
             elif any(place[1][0] == run[0] for place in stored_places(machine)):
-                raise Unavailable(f"a message of {self._queue.subject} cannot be read here")
+                raise self._unreadable()
+
+    def _unreadable(self) -> Unavailable:
+        return Unavailable(f"a message of {self._queue.subject} cannot be read here")

@@ -77,6 +77,11 @@ class DeadLetterMover(DeadLetterPublisher):
             self._queue.note("queue.dead_letter_fallback", {"reason": warning})
         self.warning = warning
 
+    def info(self, letters: DeadLetters) -> dict[str, object]:
+        """Returns the fields of the management API about the strategy."""
+        warning = {"dead_letter_warning": self.warning} if self.warning else {}
+        return {"dead_letter_strategy": NAMES[letters.strategy], **warning}
+
     def on_left(self, effect: Effect) -> None:
         """The effect DEAD_LETTERS, on the node that leads."""
         _, strategy, reason, _index, _command, _first, count, _ = effect

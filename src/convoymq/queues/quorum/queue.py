@@ -63,8 +63,8 @@ from convoymq.queues.quorum import views
 from convoymq.queues.quorum.browsing import Page, Question, page, record_at
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.consumers import OUTCOMES_SINCE
-from convoymq.queues.quorum.copying import Copying, stored_places
-from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover
+from convoymq.queues.quorum.copying import Copying
+from convoymq.queues.quorum.dead_letter_mover import DeadLetterMover
 from convoymq.queues.quorum.delayed import CANCEL_SCHEDULED
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.operation_mover import OperationMover
@@ -247,9 +247,8 @@ class QuorumQueue(GroupQueue):
         self.mover.configure(settings)
         follows_4_1 = settings.get(COMPATIBILITY) == RELEASE_4_1
         self.refuses_global_qos = follows_4_1 and bool(settings.get(TYPE_GIVEN))
-        timeout_ms = settings.get("consumer-timeout")
+        timeout_ms, resume_ms = map(settings.get, ("consumer-timeout", "link-resume-timeout"))
         self.consumer_timeout_ms = timeout_ms if isinstance(timeout_ms, int) else None
-        resume_ms = settings.get("link-resume-timeout")
         self.link_resume_ms = resume_ms if isinstance(resume_ms, int) else 0
         super().configure(settings)
 
@@ -662,11 +661,7 @@ class QuorumQueue(GroupQueue):
         replica = self.replica()
         if replica is None or not replica.is_leader:
             raise Unavailable(f"queue '{self.name}' is led elsewhere")
-        for is_held, run in stored_places(replica.machine):
-            block = self.entry_bytes(run[0])
-            if block is None:
-                raise Unavailable(f"a message of queue '{self.name}' cannot be read here")
-            yield StoredRun(block, run[1], run[2], run[3], run[5] + is_held)
+        return self._copying.stored(replica.machine)
 
     async def copy_page(self, after: int, upto: int) -> CopiedPage:
         """See `Queue`."""
@@ -799,8 +794,6 @@ class QuorumQueue(GroupQueue):
         made = super().info()
         replica = self._host.replica(self.group)
         if replica is not None:
-            made |= views.info(replica.machine)
-            made["dead_letter_strategy"] = NAMES[replica.machine.dead_letters.strategy]
-            if self.mover.warning:
-                made["dead_letter_warning"] = self.mover.warning
+            machine: QuorumMachine = replica.machine
+            made |= views.info(machine) | self.mover.info(machine.dead_letters)
         return made
