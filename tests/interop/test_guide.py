@@ -450,7 +450,6 @@ def test_a117_keys_of_advanced_config() -> None:
         ("ra.data_dir", "/var/lib/raft", "data_dir"),
         ("net_ticktime", "60", "cluster.suspect_after_max"),
         ("kernel.net_ticktime", "60", "cluster.suspect_after_max"),
-        ("load_definitions", "/etc/definitions.json", "import_definitions"),
     ],
 )
 def test_a118_keys_without_a_place_are_refused_with_what_to_do(
