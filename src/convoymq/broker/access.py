@@ -44,6 +44,9 @@ no name stands for it."""
 class Access:
     """Answers from this node's copy of the tree, and from the backends of users."""
 
+    operator = OPERATOR
+    """User of connections that the node made to itself."""
+
     def __init__(
         self,
         tree: MetadataMachine,

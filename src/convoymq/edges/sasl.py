@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from convoymq.broker.access import OPERATOR
 from convoymq.edges.certificate_users import certificate_user
 from convoymq.model.config.keys import Section, key
 from convoymq.model.config.values import parse_words
@@ -146,7 +145,7 @@ class Login:
     async def user(self, credentials: Credentials, peer_host: str) -> User:
         """Returns the user whose credentials they are. Raises AccessRefused."""
         if credentials.user is INSIDE:
-            return OPERATOR
+            return self._access.operator
         if credentials.password is None:
             return await self._access.external_user(credentials.user, protocol=self._protocol)
         return await self._access.authenticate(

@@ -244,7 +244,7 @@ def check(condition: object, text: str) -> None:
 _REFUSALS: tuple[type[Refused], ...] = (
     Refused, NotFound, AccessRefused, ResourceLocked, PreconditionFailed, ValidationFailed,
     NotAllowed, NotServed, NotPermitted, ForcedClosure, ResourceExhausted, ReservationRefused,
-    OffsetOutOfRange,
+    OffsetOutOfRange, Protected,
 )  # fmt: skip
 SUBJECT_PARTS = 3
 _REFUSAL_BY_NAME = {refusal.__name__: refusal for refusal in _REFUSALS}
