@@ -29,6 +29,8 @@ from tests.ports import cluster_ports
 BASE_PORT = cluster_ports(__name__)
 PROCESSES = 2
 POLICY = """'{"max-length": 50}'"""
+ENDS = '"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"'
+SHOVEL = f"'{{{ENDS}}}'"
 
 #: In this order. `rc TOOL WORDS => TEXT`: an exit code other than 0, and text that is printed.
 MAKING = f"""
@@ -54,6 +56,10 @@ ctl set_global_parameter cluster_name '"first"'
 ctl set_cluster_name second
 ctl set_global_parameter mine '{{"a": [1]}}'
 ctl trace_on -p v
+ctl enable_vhost_deletion_protection v
+ctl set_log_level info
+ctl rotate_logs
+ctl reload_config
 queues set_prefetch q tag 7
 queues transfer_leadership q 2
 queues delete_member q 3
@@ -74,6 +80,7 @@ topics seek t g --earliest
 topics accept-loss t g
 topics drain 3
 topics revive 3
+ctl set_parameter shovel s {SHOVEL}
 """
 
 #: In any order: they change nothing.
@@ -101,6 +108,7 @@ ctl list_consumers => tag
 69 ctl list_broker_groups
 69 ctl list_group_topics n
 ctl list_unresponsive_queues
+ctl shovel_status
 ctl force_boot
 ctl list_feature_flags => metadata_version_2
 ctl enable_feature_flag metadata_version_2
@@ -197,6 +205,9 @@ ctl reset_node_auth_attempt_metrics
 ctl set_vm_memory_high_watermark 0.5
 ctl set_disk_free_limit 1000000
 ctl trace_off -p v
+ctl restart_shovel s
+ctl delete_shovel s
+69 ctl delete_shovel s
 ctl clear_global_parameter mine
 69 ctl clear_global_parameter mine
 ctl clear_policy p
@@ -208,6 +219,7 @@ ctl clear_topic_permissions -p v u
 ctl clear_permissions -p v u
 ctl clear_password u
 ctl delete_user u
+ctl disable_vhost_deletion_protection v
 ctl delete_vhost v
 69 ctl forget_cluster_node none --offline
 69 ctl forget_cluster_node none

@@ -60,9 +60,9 @@ async def test_a_log_is_reopened_or_stays(tmp_path: Path) -> None:
         output = LogOutput(str(directory / "node.log"))
         node: Any = nodes.start(1, output)
         await nodes.ready()
-        node._reopen_log()
+        node.live.reopen_log()
         directory.rename(tmp_path / "away")
-        node._reopen_log()
+        node.live.reopen_log()
     output.close()
 
 
