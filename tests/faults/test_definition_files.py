@@ -17,7 +17,7 @@ from tests.provocation import Observed
 from tests.running import Nodes, until
 
 QUEUE = {"vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}
-SHOVEL = {"vhost": "/", "component": "shovel", "name": "s", "value": {}}
+UPSTREAM = {"vhost": "/", "component": "federation-upstream", "name": "s", "value": {}}
 
 
 def write(path: Path, **parts: Any) -> None:
@@ -45,7 +45,7 @@ async def test_files_are_imported_at_the_start_and_when_they_change(
     settings = {"definitions__local__path": str(place), "definitions__interval": "1"}
     async with Nodes(tmp_path, 1, **settings) as nodes:
         await until(lambda: has(nodes, "first"))
-        write(place / "3.json", queues=[{"name": "later", **QUEUE}], parameters=[SHOVEL])
+        write(place / "3.json", queues=[{"name": "later", **QUEUE}], parameters=[UPSTREAM])
         await until(lambda: "definitions.not_imported" in observed.events)
         assert not has(nodes, "later")
         write(place / "3.json", queues=[{"name": "later", **QUEUE}])
@@ -59,7 +59,7 @@ async def test_what_was_imported_is_passed_over_and_unserved_parts_are_left_out(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "definitions.json"
-    write(path, queues=[{"name": "q", **QUEUE}], parameters=[SHOVEL])
+    write(path, queues=[{"name": "q", **QUEUE}], parameters=[UPSTREAM])
     settings = {
         "load_definitions": str(path),
         "definitions__skip_if_unchanged": "true",
@@ -90,7 +90,7 @@ async def test_an_import_by_hand_leaves_out_what_is_not_served_and_lists_it(
         "routing_key": "", "arguments": {},
     }  # fmt: skip
     good = {"name": "good", **QUEUE}
-    write(path, queues=[bad, good], bindings=[bound], parameters=[SHOVEL])
+    write(path, queues=[bad, good], bindings=[bound], parameters=[UPSTREAM])
     async with Nodes(tmp_path, 1) as nodes:
         port = nodes.ports[1]["management.tcp.port"]
 
@@ -108,6 +108,6 @@ async def test_an_import_by_hand_leaves_out_what_is_not_served_and_lists_it(
         assert done.returncode == 0, done.stderr
         lines = [row["left_out"] for row in json.loads(done.stdout)]
         assert len(lines) == 3, lines
-        assert any("component shovel is not served" in line for line in lines)
+        assert any("component federation-upstream is not served" in line for line in lines)
         assert any("something that it needs is left out" in line for line in lines)
         assert has(nodes, "good")
