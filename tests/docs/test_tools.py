@@ -44,12 +44,3 @@ def test_the_table_of_a_tool_has_its_commands(commands: dict[str, set[str]], too
     assert not missing, f"docs/tools.md does not name {missing}"
     unknown = tables(tool) - commands[tool] - OURS
     assert not unknown, f"`convoy {tool}` has no {unknown}"
-
-
-@pytest.mark.parametrize("tool", [CTL, DIAGNOSTICS])
-def test_what_is_missing_is_not_there(commands: dict[str, set[str]], tool: str) -> None:
-    _, _, section = PAGE.partition(f"## `convoy {tool}`\n")
-    missing = section.partition("\n## ")[0].partition("\nMissing")[2]
-    named = set(re.findall(r"`([a-z_]+)`", missing))
-    assert missing
-    assert not named & commands[tool] - {"status"}

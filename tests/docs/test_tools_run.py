@@ -45,6 +45,7 @@ ctl authenticate_user u other
 65 ctl authenticate_user u secret
 ctl set_user_tags u monitoring
 ctl set_permissions -p v u .* .* .*
+ctl set_permissions_globally u .* .* .*
 ctl set_topic_permissions -p v u amq.topic .* .*
 ctl set_user_limits u '{{"max-connections": 5}}'
 ctl set_vhost_limits -p v '{{"max-queues": 50}}'
@@ -90,6 +91,7 @@ ctl list_vhosts name description => changed
 ctl list_vhosts name tracing => true
 ctl list_permissions -p v => u
 ctl list_user_permissions u => v
+ctl hash_password secret
 ctl list_topic_permissions -p v => amq.topic
 ctl list_user_topic_permissions u => amq.topic
 ctl list_user_limits --user u => max-connections
@@ -118,6 +120,8 @@ ctl cluster_status => second
 ctl status => RabbitMQ
 ctl report => list_queues
 ctl ping
+ctl has_reached_target_cluster_size
+ctl check_if_any_deprecated_features_are_used
 ctl version => 4.
 ctl export_definitions -
 diagnostics alarms
@@ -125,7 +129,8 @@ diagnostics check_alarms
 diagnostics check_local_alarms
 diagnostics check_certificate_expiration
 diagnostics check_for_quorum_queues_without_an_elected_leader .*
-diagnostics check_if_any_deprecated_features_are_used
+diagnostics check_if_metadata_store_is_initialized
+diagnostics check_if_metadata_store_is_initialized_with_data
 diagnostics check_if_cluster_has_classic_queue_mirroring_policy
 diagnostics check_if_new_quorum_queue_replicas_have_finished_initial_sync
 diagnostics check_if_node_is_mirror_sync_critical
@@ -172,6 +177,7 @@ topics drains
 topics show t --html {tmp}/t.html --seconds 1
 upgrade await_online_quorum_plus_one
 upgrade await_online_synchronized_mirror
+upgrade has_reached_target_cluster_size
 """
 
 #: In this order again.

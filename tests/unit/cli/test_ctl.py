@@ -764,6 +764,50 @@ def test_a_switch_without_a_value_is_a_flag() -> None:
     assert Switch("rate", int).usage == "[--rate <rate>]"
 
 
+def test_a_password_is_hashed_by_sha256_alone(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.has("auth/hash_password/a%2Fsecret", {"ok": "aGFzaA=="})
+    for words in ((), ("--hashing-algorithm", "SHA-256")):
+        assert run("-q", "hash_password", "a/secret", *words) == 0
+        assert printed(capsys)[0] == "aGFzaA==\n"
+    assert run("hash_password", "") == 65
+    assert run("hash_password", "secret", "--hashing-algorithm", "md5") == 65
+    assert "unsupported hashing algorithm: md5" in printed(capsys)[1]
+
+
+def test_permissions_are_set_in_every_virtual_host(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("set_permissions_globally", "u", "a", "b", "c") == 67
+    api.has("users/u", {"name": "u"})
+    api.has("vhosts", [{"name": "/"}, {"name": "v"}])
+    for vhost in ("%2F", "v"):
+        api.takes("PUT", f"permissions/{vhost}/u")
+    assert run("set_permissions_globally", "u", "a", "b", "c") == 0
+    body = {"configure": "a", "write": "b", "read": "c"}
+    assert api.asked == [("PUT", f"permissions/{vhost}/u", body) for vhost in ("%2F", "v")]
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "tool"),
+    [
+        ("has_reached_target_cluster_size", "reached-target-cluster-size", UPGRADE),
+        ("check_if_metadata_store_is_initialized", "metadata-store/initialized", DIAGNOSTICS),
+        ("check_if_metadata_store_is_initialized_with_data",
+         "metadata-store/initialized/with-data", DIAGNOSTICS),
+    ],
+)  # fmt: skip
+def test_checks_of_the_cluster_end_with_69_and_the_reason(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], command: str, path: str, tool: str
+) -> None:
+    api.has(f"health/checks/{path}", {"status": "ok"})
+    assert run(command, tool=tool) == 0
+    api.has(f"health/checks/{path}", {"status": "failed", "reason": "2 of 3 nodes run"}, 503)
+    assert run(command, tool=tool) == 69
+    assert "2 of 3 nodes run" in printed(capsys)[1]
+
+
 # --- reports ---------------------------------------------------------------------------------
 
 

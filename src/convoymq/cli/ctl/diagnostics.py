@@ -250,6 +250,22 @@ def _check_leaders(invocation: Invocation) -> Output:
     return Text("There are no quorum queues without an elected leader", {"result": "ok"})
 
 
+def _check_metadata(invocation: Invocation) -> Output:
+    return _metadata_checked(invocation, "")
+
+
+def _check_metadata_data(invocation: Invocation) -> Output:
+    return _metadata_checked(invocation, "/with-data")
+
+
+def _metadata_checked(invocation: Invocation, more: str) -> Output:
+    node, what = invocation.node, " and has data" if more else ""
+    answer = invocation.api.request("GET", f"health/checks/metadata-store/initialized{more}")
+    if answer.status >= 300:
+        raise _unhealthy(f"Metadata store on node {node} is not ready: {answer.reason}")
+    return Text(f"Metadata store on node {node} is initialized{what}", {"result": "ok"})
+
+
 def _check_deprecated_features(invocation: Invocation) -> Output:
     used = [str(row["name"]) for row in rows_of(invocation.call("GET", "deprecated-features/used"))]
     if used:
@@ -350,8 +366,23 @@ COMMANDS = (
     Command(
         "check_if_any_deprecated_features_are_used",
         "Health check that exits with a non-zero code if deprecated features are in use",
+        tools=(CTL, DIAGNOSTICS),
         banner="Checking if any deprecated features are used ...",
         run=_check_deprecated_features,
+    ),
+    Command(
+        "check_if_metadata_store_is_initialized",
+        "Health check that exits with a non-zero code if the target node does not have the "
+        "cluster's metadata",
+        banner="Checking if metadata store on node {node} is initialized ...",
+        run=_check_metadata,
+    ),
+    Command(
+        "check_if_metadata_store_is_initialized_with_data",
+        "Health check that exits with a non-zero code if the target node does not have the "
+        "cluster's metadata with data in it",
+        banner="Checking if metadata store on node {node} is initialized and has data ...",
+        run=_check_metadata_data,
     ),
     Command(
         "metadata_store_status",

@@ -16,9 +16,12 @@ from convoymq.cli.ctl.command import (
 )
 from convoymq.cli.ctl.failures import NO_USER, UNAVAILABLE, Problem
 from convoymq.cli.ctl.outputs import Output
+from convoymq.cli.ctl.transport import segment
+from convoymq.model.json import Json
 
 NO_SUCH_USER = ("users/{username}", Problem(NO_USER, "User {username} does not exist"))
 UNKNOWN_USER = ("users/{username}", Problem(UNAVAILABLE, 'User "{username}" does not exist'))
+PERMISSIONS = ("configure", "write", "read")
 CHANGED = (NO_SUCH_USER, VHOST_PRESENT)
 
 
@@ -31,6 +34,16 @@ def _sets(path: str, *names: str) -> Callable[[Invocation], Output]:
         return None
 
     return run
+
+
+def _set_globally(invocation: Invocation) -> Output:
+    """Replaces what a user may do in each virtual host that there is now."""
+    invocation.need_present()
+    body: Json = {name: invocation.word(name) for name in PERMISSIONS}
+    for row in invocation.get("vhosts"):
+        path = f"permissions/{segment(str(row['name']))}/{{username}}"
+        invocation.call("PUT", path, body)
+    return None
 
 
 def _clear_topic_permissions(invocation: Invocation) -> Output:
@@ -53,8 +66,14 @@ COMMANDS = (
         "Sets user permissions for a vhost",
         switches=(VHOST,),
         banner='Setting permissions for user "{username}" in vhost "{vhost}" ...',
-        run=_sets("permissions/{vhost}/{username}", "configure", "write", "read"),
+        run=_sets("permissions/{vhost}/{username}", *PERMISSIONS),
         missing=CHANGED,
+    ),
+    Command(
+        "set_permissions_globally username configure write read",
+        "Sets user permissions for all virtual hosts.",
+        run=_set_globally,
+        missing=(NO_SUCH_USER,),
     ),
     Command(
         "clear_permissions username",

@@ -47,7 +47,7 @@ def _memory_breakdown(invocation: Invocation) -> Output:
     unit = invocation.value("unit", "gb").lower()
     invocation.words["node"] = invocation.node
     memory = object_of(object_of(invocation.call("GET", "nodes/{node}/memory"))["memory"])  # type: ignore[arg-type]
-    parts = {name: size for name, size in memory.items() if isinstance(size, int)}
+    parts = {name: size for name, size in memory.items() if isinstance(size, int) and size}
     whole = sum(parts.values()) or 1
     shares: JsonObject = {
         name: {"bytes": size, "percentage": round(100 * size / whole, 2)}

@@ -30,6 +30,7 @@ from convoymq.cli.ctl.outputs import Note, Output, Rows, Text
 from convoymq.model.json import Json, JsonObject
 
 NO_SUCH_USER = ("users/{username}", Problem(NO_USER, 'User "{username}" does not exist'))
+HASHING = "sha256"
 GRANT_HINT = (
     "Done. Don't forget to grant the user permissions to some virtual hosts! "
     "See 'rabbitmqctl help set_permissions' to learn more."
@@ -51,6 +52,20 @@ def password_of(invocation: Invocation) -> str:
 def _take_password(invocation: Invocation) -> None:
     """Reads the password before anything is printed."""
     invocation.words["password"] = password_of(invocation)
+
+
+def _hash_password(invocation: Invocation) -> Output:
+    found = invocation.call("GET", "auth/hash_password/{password}")
+    return Text(str(object_of(found)["ok"]))
+
+
+def _check_password(invocation: Invocation) -> None:
+    _take_password(invocation)
+    algorithm = invocation.value("hashing_algorithm", HASHING).lower()
+    if algorithm.replace("-", "") != HASHING:
+        raise Misused(f"unsupported hashing algorithm: {algorithm}", DATA)
+    if not invocation.word("password"):
+        raise Misused("password cannot be an empty string", DATA)
 
 
 def _add_user(invocation: Invocation) -> Output:
@@ -187,6 +202,14 @@ COMMANDS = (
         check=_take_password,
         banner='Authenticating user "{username}" ...',
         run=_authenticate_user,
+    ),
+    Command(
+        "hash_password password?",
+        "Hashes a plaintext password",
+        switches=(Switch("hashing-algorithm", str),),
+        check=_check_password,
+        banner="Will hash provided password",
+        run=_hash_password,
     ),
     Command(
         "set_user_tags username tag*", "Sets user tags", run=_set_user_tags, missing=(NO_SUCH_USER,)

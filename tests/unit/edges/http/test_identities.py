@@ -95,6 +95,7 @@ GET shovels/vhost/{vhost}/{name}
 GET nodes
 GET nodes/{node}
 GET nodes/{node}/memory
+GET nodes/{node}/memory/relative
 GET convoy/nodes/{node}/groups
 GET convoy/node
 GET convoy/metadata-store/status

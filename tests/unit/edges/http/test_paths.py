@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from convoymq.broker.access import AMQP
+from convoymq.edges.http.handlers.nodes import MEMORY_PARTS
 from tests.unit.edges.http.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import FakeCluster
 
@@ -130,10 +131,13 @@ async def test_lists_that_tools_expect_are_there(
     memory = (await ok(api.get(f"/nodes/{node['name']}/memory")))["memory"]
     assert memory["binary"] == 120
     assert memory["total"]["rss"] >= memory["other_proc"] >= 0
-    assert memory.keys() == {
-        "binary", "other_proc", "quorum_queue_procs", "stream_queue_procs", "strategy", "total",
-    }  # fmt: skip
-    assert (await ok(api.get("/nodes/n2/memory")))["memory"].keys() == {"strategy", "total"}
+    assert memory.keys() == {*MEMORY_PARTS, "strategy", "total"}
+    shares = (await ok(api.get(f"/nodes/{node['name']}/memory/relative")))["memory"]
+    assert shares.keys() == {*MEMORY_PARTS, "total"}
+    assert (shares["total"], shares["plugins"]) == (100, 0)
+    assert 1 <= shares["binary"] <= 100
+    other = (await ok(api.get("/nodes/n2/memory")))["memory"]
+    assert (other["binary"], other["other_proc"]) == (0, other["total"]["rss"])
     await ok(api.get("/nodes/nobody/memory"), 404)
 
 

@@ -118,9 +118,9 @@ async def test_global_parameters_have_any_name_and_value(
 async def test_paths_that_tools_ask_for_are_there(
     cluster: FakeCluster, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in ("/federation-links", "/federation-links/%2F"):
-        assert await ok(api.get(path)) == []
-    await ok(api.get("/federation-links/none"), 404)
+    for path in ("federation-links", "stream/connections", "stream/consumers", "stream/publishers"):
+        assert await ok(api.get(f"/{path}")) == await ok(api.get(f"/{path}/%2F")) == []
+        await ok(api.get(f"/{path}/none"), 404)
     for node in cluster.nodes.values():
         name = node.broker.node_name
         assert await ok(api.get(f"/healthchecks/node/{name}")) == {"status": "ok"}

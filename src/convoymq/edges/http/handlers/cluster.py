@@ -42,13 +42,16 @@ async def set_cluster_name(call: Call) -> Status:
     return await done(call, set_global_parameter(CLUSTER_NAME, name))
 
 
-@routes.listing("federation-links")
-@routes.listing("federation-links/{vhost}")
-async def federation_links(call: Call) -> list[JsonObject]:
-    """Returns no links: there is no federation, and tools ask for them."""
+async def none_here(call: Call) -> list[JsonObject]:
+    """Returns no rows: tools ask for parts of federation and the stream protocol."""
     if "vhost" in call.path:
         call.vhost()
     return []
+
+
+for absent in ("federation-links", "stream/connections", "stream/consumers", "stream/publishers"):
+    routes.listing(absent)(none_here)
+    routes.listing(f"{absent}/{{vhost}}")(none_here)
 
 
 @routes.add("GET", "extensions")

@@ -245,14 +245,16 @@ async def check_certificates(call: Call) -> Verdict:
     return _unhealthy("Certificates expiring", expired=expired)
 
 
+@routes.add("GET", "health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}")
 @routes.add("GET", "health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}/pattern/{p}")
 async def check_leaders(call: Call) -> Verdict:
-    return await _leaderless(await queues_in(call), call.path["p"])
+    return await _leaderless(await queues_in(call), call.path.get("p", ""))
 
 
+@routes.add("GET", "health/checks/quorum-queues-without-elected-leaders/all-vhosts")
 @routes.add("GET", "health/checks/quorum-queues-without-elected-leaders/all-vhosts/pattern/{p}")
 async def check_all_leaders(call: Call) -> Verdict:
-    return await _leaderless(await queues(call), call.path["p"])
+    return await _leaderless(await queues(call), call.path.get("p", ""))
 
 
 async def _leaderless(found: Lazy[QueueRecord], pattern: str) -> Verdict:

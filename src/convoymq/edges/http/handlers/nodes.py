@@ -18,6 +18,14 @@ routes = Routes()
 LOG_LEVELS = ("debug", "info", "warning", "error", "none")
 MEMORY_OF_KINDS = {"quorum": "quorum_queue_procs", "stream": "stream_queue_procs"}
 """Kind of machine -> RabbitMQ's name for what the indexes of such queues take."""
+MEMORY_PARTS = (
+    "connection_readers", "connection_writers", "connection_channels", "connection_other",
+    "queue_procs", "quorum_queue_procs", "stream_queue_procs", "stream_queue_replica_reader_procs",
+    "stream_queue_coordinator_procs", "plugins", "metadata_store", "other_proc", "metrics",
+    "mgmt_db", "mnesia", "quorum_ets", "metadata_store_ets", "other_ets", "binary", "msg_index",
+    "code", "atom", "other_system", "allocated_unused", "reserved_unallocated",
+)  # fmt: skip
+"""All parts that RabbitMQ has, which some clients need; here most are in `other_proc`."""
 
 
 @routes.listing("nodes")
@@ -39,19 +47,30 @@ async def node_memory(call: Call) -> JsonObject:
     """Tells what takes the memory of this node; of others the total. What is not counted is in
     `other_proc`."""
     row = await node(call)
-    total = count_in(row, "mem_used")
-    found: JsonObject = {"strategy": "rss", "total": {"rss": total}}
-    broker = call.broker
-    if row["name"] != broker.node_name:
-        return {"memory": found}
-    parts = dict.fromkeys(MEMORY_OF_KINDS.values(), 0)
-    async for kind, size in in_slices(broker.replicas.index_bytes()):
-        name = MEMORY_OF_KINDS.get(kind)
-        if name is not None:
-            parts[name] += size
-    parts["binary"] = broker.replicas.storage().memory_bytes
-    parts["other_proc"] = max(0, total - sum(parts.values()))
-    return {"memory": {**parts, **found}}
+    parts, total = await _memory_parts(call, row), count_in(row, "mem_used")
+    totals = {"rss": total, "allocated": total, "erlang": total}
+    return {"memory": {**parts, "strategy": "rss", "total": totals}}
+
+
+@routes.add("GET", "nodes/{node}/memory/relative")
+async def node_memory_shares(call: Call) -> JsonObject:
+    """Tells the same in percent; what is there has 1 at least."""
+    parts = await _memory_parts(call, await node(call))
+    total = sum(parts.values()) or 1
+    shares = {name: max(round(100 * part / total), part > 0) for name, part in parts.items()}
+    return {"memory": {**shares, "total": 100}}
+
+
+async def _memory_parts(call: Call, row: JsonObject) -> dict[str, int]:
+    """Returns the bytes of each part of a node's memory."""
+    broker, parts = call.broker, dict.fromkeys(MEMORY_PARTS, 0)
+    if row["name"] == broker.node_name:
+        async for kind, size in in_slices(broker.replicas.index_bytes()):
+            if (name := MEMORY_OF_KINDS.get(kind)) is not None:
+                parts[name] += size
+        parts["binary"] = broker.replicas.storage().memory_bytes
+    parts["other_proc"] = max(0, count_in(row, "mem_used") - sum(parts.values()))
+    return parts
 
 
 @routes.add("DELETE", "convoy/nodes/{node}")
