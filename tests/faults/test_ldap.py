@@ -62,13 +62,14 @@ class Directory:
 
     path: Path
     port: int
+    urls: str = "ldap://127.0.0.1:{port}"
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         assert SLAPD is not None
         self.process = subprocess.Popen(
-            [SLAPD, "-h", f"ldap://127.0.0.1:{self.port}", "-f", str(self.path / "slapd.conf"),
-             "-d", "0"],
+            [SLAPD, "-h", self.urls.format(port=self.port), "-f",
+             str(self.path / "slapd.conf"), "-d", "0"],
         )  # fmt: skip
         until(self.answers, "slapd does not answer")
 
@@ -113,6 +114,14 @@ class Directory:
             assert connection.result["description"] == "success"
 
 
+def write_config(path: Path, more: str = "") -> None:
+    """Writes the configuration of a directory with its files in `path`."""
+    (path / "data").mkdir()
+    text = CONFIG.format(directory=path, base=BASE, admin=ADMIN)
+    # Certificates are of the whole server, so before the first database.
+    (path / "slapd.conf").write_text(text.replace("database mdb", f"{more}database mdb"))
+
+
 def person(name: str) -> str:
     return f"uid={name},ou=people,{BASE}"
 
@@ -131,9 +140,7 @@ class Setup:
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     path = tmp_path_factory.mktemp("ldap")
-    (path / "data").mkdir()
-    text = CONFIG.format(directory=path, base=BASE, admin=ADMIN)
-    (path / "slapd.conf").write_text(text)
+    write_config(path)
     directory = Directory(path, BASE_PORT + 40)
     settings = {
         "auth_backends.1": "internal",

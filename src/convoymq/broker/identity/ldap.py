@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import ldap3
 import structlog
-from ldap3.core.exceptions import LDAPException
+from ldap3.core.exceptions import LDAPException, LDAPStartTLSError
 from ldap3.utils.conv import escape_filter_chars
 from ldap3.utils.dn import escape_rdn, parse_dn
 
@@ -50,7 +50,7 @@ class Membership:
 
 
 class LdapBackend(Backend):
-    """See the module text. Raises ConfigError for queries that cannot be read."""
+    """See the module text. Raises ConfigError for queries and files that cannot be read."""
 
     name = "ldap"
 
@@ -198,10 +198,15 @@ class _Directory:
         self._tls = None
         if config.use_ssl or config.use_starttls:
             checked = config.verify == "verify_peer"
-            self._tls = ldap3.Tls(
-                validate=ssl.CERT_REQUIRED if checked else ssl.CERT_NONE,
-                ca_certs_file=config.cacertfile or None,
-            )
+            try:
+                self._tls = ldap3.Tls(
+                    validate=ssl.CERT_REQUIRED if checked else ssl.CERT_NONE,
+                    ca_certs_file=config.cacertfile or None,
+                )
+            except LDAPException as error:
+                raise ConfigError(
+                    f"auth_ldap.ssl_options.cacertfile = {config.cacertfile}: {error}"
+                ) from None
         self.may_look = bool(config.other_bind_user) or config.other_bind == "anon"
         """True if users can be read without their passwords."""
 
@@ -329,7 +334,8 @@ class _Directory:
             try:
                 if self._config.use_starttls:
                     connection.open()
-                    connection.start_tls()
+                    if not connection.start_tls():
+                        raise LDAPStartTLSError("the directory does not begin TLS")
                 if connection.bind():
                     return connection
                 connection.unbind()
