@@ -24,7 +24,7 @@ TOPICS = TopicTable(
 )  # fmt: skip
 SLAVE = Identity(
     cluster="c", name="n", id=1, address="127.0.0.1:1", ha_address="127.0.0.1:2",
-    acting_enabled=True, heartbeat_timeout_s=5.0,
+    acting_enabled=True, heartbeat_timeout_s=PATIENCE_S,
 )  # fmt: skip
 MASTER = replace(SLAVE, id=0, address="127.0.0.1:3", ha_address="127.0.0.1:4")
 
@@ -50,7 +50,10 @@ class Servers:
         self.remotings.append(RemotingClient())
         addresses = ["127.0.0.1:9", *self.addresses] if away else self.addresses
         own = replace(own, is_old_compatible=old)
-        return NameServers(" ; ".join(addresses), own, self.remotings[-1])
+        view = NameServers(" ; ".join(addresses), own, self.remotings[-1])
+        # A machine may stand still for longer than a broker waits.
+        view.ask_timeout_s = PATIENCE_S
+        return view
 
     async def stop(self) -> None:
         for remoting in self.remotings:

@@ -44,6 +44,7 @@ class Routes:
     def __init__(self, addresses: str, remoting: RemotingClient) -> None:
         self.addresses = tuple(a for a in (x.strip() for x in addresses.split(";")) if a)
         self._remoting = remoting
+        self.ask_timeout_s = ASK_TIMEOUT_S
         self.silent: dict[str, str] = {}
         """Name servers that did not answer the last question, and why."""
 
@@ -70,17 +71,18 @@ class Routes:
         code: int,
         fields: dict[str, str],
         body: bytes = b"",
-        timeout_s: float = ASK_TIMEOUT_S,
+        timeout_s: float | None = None,
         addresses: tuple[str, ...] | None = None,
     ) -> dict[str, Command]:
-        """Returns the answers of those that answer."""
+        """Returns the answers of those that answer. `timeout_s`: None = `ask_timeout_s`."""
+        connect_s = self.ask_timeout_s
+        answer_s = connect_s if timeout_s is None else timeout_s
         answers: dict[str, Command] = {}
 
         async def one(address: str) -> None:
             try:
-                connect_s = min(ASK_TIMEOUT_S, timeout_s)
-                connection = await self._remoting.connected(address, connect_s)
-                answers[address] = await connection.request(request(code, fields, body), timeout_s)
+                connection = await self._remoting.connected(address, min(connect_s, answer_s))
+                answers[address] = await connection.request(request(code, fields, body), answer_s)
             except (Unavailable, PeerError) as error:
                 if address not in self.silent:
                     log.warning("rocketmq.name_server_silent", address=address, reason=error.text)
