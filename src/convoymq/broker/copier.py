@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from convoymq.kernels.batch import slice_records
-from convoymq.model.errors import Unavailable
+from convoymq.model.errors import Refused, Unavailable
 from convoymq.queues.dead_letter_publisher import is_gone
-from convoymq.queues.interface import ConsumerSpec, Delivery, PublishOutcome, Queue, QueueClient
+from convoymq.queues.interface import PublishOutcome, Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
+from convoymq.queues.reservations import Answer
 
 WINDOW_MESSAGES = 2048
 """Copied messages without a confirm."""
@@ -17,8 +18,10 @@ SLICE_MESSAGES = 256
 """So many are copied before others have their turn."""
 CONFIRM_TIMEOUT_S = 60.0
 """Longest wait for the target to confirm anything."""
-MARKER = 1
-"""Number of the consumer that takes and returns what was handed out before."""
+RESERVATION = "convoy.migration"
+"""Name of the reservation that takes and returns what was handed out before."""
+MARK_TRIES = 10
+RETRY_S = 0.5
 FLAG_HEADERS = 8
 """Of ENQUEUE: records carry headers that queues act on."""
 PRIORITY_FLAG = 2
@@ -56,10 +59,6 @@ class Copier(NullEvents):
         self._failed = ""
         self._is_blocked = False
         self._moved = asyncio.Event()
-        self._marked = 0
-        self._ids: list[int] = []
-        self._taken = 0
-        self._returned = False
 
     def close(self) -> None:
         """Ends the stream into the successor."""
@@ -117,15 +116,32 @@ class Copier(NullEvents):
         return max(0.0, self._began + self._sent / self._rate - now)
 
     async def _mark(self, count: int) -> None:
-        """Takes the first messages and returns them: they were handed out before."""
-        self._marked = count
-        self._client.subscribe(
-            ConsumerSpec(number=MARKER, tag="convoy.migration", prefetch=count, no_ack=False)
-        )
-        await self._until(lambda: self._taken >= count)
-        self._client.cancel(MARKER)
-        self._client.when_settled(self._on_returned)
-        await self._until(lambda: self._returned)
+        """Takes the first messages and returns them: they were handed out before. A reservation
+        does it, since its end is on disk when it is answered. Raises Unavailable."""
+        opened = await self._reserve(op="open", owner=RESERVATION)
+        owned = {key: opened[key] for key in ("epoch", "fencing_token")}
+        taken = 0
+        while taken < count:
+            found = await self._reserve(op="take", max=count - taken, after=taken, **owned)
+            if found["next"] == taken:
+                raise Unavailable("the successor lost what was copied")
+            taken = found["next"]
+        await self._reserve(op="close", **owned)
+
+    async def _reserve(self, **op: object) -> Answer:
+        """Carries out an op on the reservation; all of them may be repeated."""
+        asked = {"reservation": RESERVATION, **op}
+        tries = MARK_TRIES
+        while True:
+            tries -= 1
+            try:
+                return await self._target.reservation(asked)
+            except Unavailable:
+                if not tries:
+                    raise
+            except Refused as error:
+                raise Unavailable(error.text) from error
+            await asyncio.sleep(RETRY_S)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
@@ -156,27 +172,4 @@ class Copier(NullEvents):
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
         """See `PublisherEvents`: the bound of bytes without a confirm is that of any client."""
         self._is_blocked = blocked
-        self._moved.set()
-
-    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
-        """See `ClientEvents`."""
-        self._ids += (delivery.first_id, delivery.first_id + delivery.messages - 1)
-        self._taken += delivery.messages
-        if self._taken >= self._marked:
-            client.return_(MARKER, self._ids, failed=False, untried=True)
-            self._moved.set()
-
-    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
-        """See `ClientEvents`."""
-        self._fail(f"the successor ended: {reason}")
-
-    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
-        """See `ClientEvents`."""
-        if error is not None:
-            self._fail(str(error))
-
-    def _on_returned(self, ok: bool) -> None:
-        self._returned = True
-        if not ok:
-            self._fail("the successor lost what was returned to it")
         self._moved.set()

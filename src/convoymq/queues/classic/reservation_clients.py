@@ -2,7 +2,8 @@
 
 Reservations live as long as the queue's machine, that is, until its node stops: then the messages
 of a durable queue are ready again. Epochs begin with the node's incarnation, so whoever comes back
-with one from before is refused. A settle of a durable queue is answered when it is on disk.
+with one from before is refused. An op that ends something in a durable queue is answered when that
+is on disk: what was settled is gone, what was returned was handed out.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from convoymq.queues.classic.machine import ClassicMachine
     from convoymq.queues.classic.runs import Block
 
+ENDS = ("settle", "release", "close")
 EPOCH_MASK = (1 << 56) - 1
 """The incarnation and the counter of a session id."""
 BROWSE_TRIES = 3
@@ -115,7 +117,7 @@ class HomeReservations:
         if reason is not None:
             raise reservation_refused(reason, self.subject)
         assert answer is not None
-        if self.durable and fields["op"] == "settle":
+        if self.durable and fields["op"] in ENDS:
             await self.written()
         return answer
 

@@ -392,3 +392,22 @@ async def test_requests_that_are_none_are_refused(nodes: dict[int, Node]) -> Non
             await bench.home.serve_reservation(bad)
     for refused in (["op", {}], ["browse", None, -1, 1], ["runs", 7, 1, 1, 1, 1, 1]):
         assert await bench.home.serve_reservation(refused) == ["refused", "malformed"]
+
+
+@pytest.mark.parametrize(("op", "more"), [("release", {"from": 0}), ("close", {})])
+async def test_a_return_is_answered_when_the_disk_knows_what_was_handed_out(
+    nodes: dict[int, Node], op: str, more: dict[str, int]
+) -> None:
+    """A migration counts on it: what its successor flags survives the process (`Copier`)."""
+    bench = Bench(nodes, durable=True)
+    bench.publish(b"a", b"b")
+    mine = {"reservation": "s", **await bench.open()}
+    took = bench.queue.reservation({"op": "take", **mine, "max": 1, "after": 0})
+    assert (await took)["next"] == 1
+    ending = asyncio.ensure_future(bench.queue.reservation({"op": op, **mine, **more}))
+    for _ in range(5):
+        await asyncio.sleep(0)
+        settle(nodes, disk=False)
+    assert not ending.done()
+    await until(nodes, ending)
+    assert bench.machine.ready_count == 2
