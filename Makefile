@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-page test-metrics test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark bench-scale replication check-deploy wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-page test-metrics test-procedures test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark bench-scale replication check-deploy wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -108,6 +108,9 @@ test-page: setup ## The management page in Chromium, which is installed with Pla
 test-metrics: setup ## Dashboard and alerts in a real Prometheus, which is installed, before three nodes
 	tools/install_prometheus.sh
 	$(BIN)/python -m pytest -q -rs tests/faults/test_prometheus.py
+
+test-procedures: setup ## Carry out docs/procedures.md on three nodes under load
+	CONVOY_TEST_PROCEDURES=1 $(BIN)/python -m pytest -q tests/faults/test_procedures.py
 
 bench-groups: setup ## Broker groups beside RocketMQ's own broker, in one run, with its Java client
 	@tools/install_rocketmq.sh
