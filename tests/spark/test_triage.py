@@ -411,7 +411,7 @@ def test_the_first_rule_that_is_true_decides(spark: SparkSession) -> None:
     assert counted.groups[0].messages == 3
     assert sum(sum(hours.values()) for hours in counted.hours.values()) == 6
     page = report.html_page(counted)
-    assert page.count("<svg") == 5
+    assert (page.count("class='bars'"), page.count("<div class='chart'>")) == (4, 1)
     assert "4 were dropped" in page
     found.unpersist()
 

@@ -407,7 +407,7 @@ def test_a_page_shows_route_history_rates_and_groups(
     text = file.read_text()
     drawn, _, rest = text.partition("<h2>Durations of changes, by phase</h2>")
     changed, _, rates = rest.partition("<h2>Messages per second")
-    assert (drawn.count("<rect"), rates.count("<rect")) == (3, 1), "partitions, and one with a rate"
+    assert (drawn.count("<rect"), rates.count("<td class='bar'>")) == (3, 1), "one has a rate"
     assert changed.count("<rect") == 5 + 5 + 1, "a legend, a part of a bar for each phase"
     bar = 900 - 300 - 80
     assert f"width='{bar * 25 / 80:.1f}'" in changed, "the longest change is as wide as there is"
@@ -467,7 +467,7 @@ def test_rates_and_the_time_for_a_lag_are_those_between_two_samples() -> None:
 
     text = topic_page([], [{"group": "g"}], [], sample(100, 10), sample(300, 60), 2.0)
     assert "has seen no change" in text
-    assert ">100</text>" in text, "200 messages in 2 s"
+    assert "<td class='number'>100</td>" in text, "200 messages in 2 s"
     assert "<td>240</td><td>9.6</td>" in text, "240 messages at 25 a second"
     still = topic_page([], [{"group": "g"}], [], sample(100, 10), sample(100, 10), 2.0)
     assert "<td>90</td><td>unknown</td>" in still

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from convoymq.model.json import JsonObject
-from convoymq.spark.html_report import BAR_HEIGHT, bars, page, row
+from convoymq.spark.html_report import bars, page, row
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 900, 420, 56, 12, 28
 COLOURS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fecaca", "#ddd6fe", "#e2e8f0", "#fbcfe8", "#a5f3fc")
-LABEL_HEIGHT = 12
+LABEL_HEIGHT, BAR_HEIGHT = 12, 20
 PHASES = {
     "prepared": "#94a3b8",
     "targets_ready": "#2563eb",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from convoymq.spark.audit.coverage import QueueFacts
 from convoymq.spark.audit.findings import METRICS
 from convoymq.spark.audit.invariants import PROMISES
 from convoymq.spark.audit.result import AuditReport, QueueReport, Verdict
@@ -95,15 +95,15 @@ def html_page(report: AuditReport) -> str:
         f"{html.escape(verdict_text(report))}</p>"
         f"<p>{report.rows:,} rows of the trace in {report.files} files, "
         f"{report.duration_s:.1f} s.</p>",
-        _invariants(report.verdicts),
+        _invariants(report),
     ]
     body += [_queue(queue) for queue in report.queues]
     return page("Audit", body)
 
 
-def _invariants(verdicts: Iterable[Verdict]) -> str:
+def _invariants(report: AuditReport) -> str:
     rows = [row(("#", "promise", "violations", "messages", "not proved"), "th")]
-    for verdict in verdicts:
+    for verdict in report.verdicts:
         promise = PROMISES[verdict.invariant]
         text = f"<b>{html.escape(promise.title)}</b><br>{html.escape(promise.meaning)}"
         if verdict.examples:
@@ -111,10 +111,41 @@ def _invariants(verdicts: Iterable[Verdict]) -> str:
             text += f"<details open><summary>examples</summary><pre>{html.escape(shown)}</pre>"
             text += "</details>"
         style = "bad" if verdict.rows else ("unsure" if verdict.unproved else "good")
-        numbers = (verdict.rows, verdict.messages, verdict.unproved)
-        cells = (int(verdict.invariant), text, *(f"{n:,}" for n in numbers))
+        unproved = f"{verdict.unproved:,}"
+        if verdict.unproved:
+            unproved += f"<br>{html.escape('; '.join(_why(report, verdict)))}"
+        numbers = (f"{verdict.rows:,}", f"{verdict.messages:,}")
+        cells = (int(verdict.invariant), text, *numbers, unproved)
         rows.append(row(cells, style=style))
     return f"<table>{''.join(rows)}</table>"
+
+
+def _why(report: AuditReport, verdict: Verdict) -> list[str]:
+    """Returns why the trace cannot tell, by queue."""
+    name = verdict.invariant.name.lower()
+    return [
+        f"{queue.facts.queue}: {'; '.join(_left_out(queue.facts)) or 'the trace is too short'}"
+        for queue in report.queues
+        if queue.unproved.get(name)
+    ] or ["the trace begins later, or has a gap there"]
+
+
+def _left_out(facts: QueueFacts) -> list[str]:
+    """Returns what the trace of a queue lacks."""
+    told = [
+        f"entries {gap.start + 1:,} to {gap.end:,}"
+        if gap.end and not gap.node
+        else gap.why
+        if not gap.node
+        else f"acts of node {gap.node} between {_time(gap.start)} and {_time(gap.end)} ({gap.why})"
+        for gap in facts.gaps
+    ]
+    told += [f"{n:,} {name} are missing in the files" for name, n in facts.missing.items()]
+    if facts.lost:
+        told.append(f"{facts.lost:,} rows were dropped by overloaded nodes")
+    if facts.start:
+        told.append(f"the trace begins at entry {facts.start + 1:,}")
+    return told
 
 
 def _queue(queue: QueueReport) -> str:
@@ -134,19 +165,8 @@ def _queue(queue: QueueReport) -> str:
     fates = [row(("what became of them", "messages"), "th")]
     fates += [row((html.escape(name), f"{n:,}")) for name, n in queue.fates.items()]
     lines.append(f"<table>{''.join(fates)}</table>")
-    if facts.gaps or facts.lost or facts.missing:
-        told = [
-            f"entries {gap.start + 1:,} to {gap.end:,}"
-            if gap.end and not gap.node
-            else gap.why
-            if not gap.node
-            else f"acts of node {gap.node} between {_time(gap.start)} and {_time(gap.end)} "
-            f"({gap.why})"
-            for gap in facts.gaps
-        ]
-        told += [f"{n:,} {name} are missing in the files" for name, n in facts.missing.items()]
-        if facts.lost:
-            told.append(f"{facts.lost:,} rows were dropped by overloaded nodes")
+    told = _left_out(facts)
+    if told:
         lines.append(f"<p class='unsure'>Not proved: {html.escape('; '.join(told))}.</p>")
     for metric in METRICS:
         found = [each for each in queue.latencies if each.metric == metric]
