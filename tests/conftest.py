@@ -46,8 +46,8 @@ GROUPS = {
     }.items()
     for name in names
 } | {
-    f"tests/interop/{path.name}": f"interop-{number % INTEROP_GROUPS}"
-    for number, path in enumerate(sorted((HERE / "interop").glob("test_*.py")))
+    f"tests/{path.relative_to(HERE)}": f"interop-{number % INTEROP_GROUPS}"
+    for number, path in enumerate(sorted((HERE / "interop").rglob("test_*.py")))
 }
 """File → its group. The files of a group go to one process, which starts Spark and a cluster once
 for all of them; the groups of each kind take equally long."""

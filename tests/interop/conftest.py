@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,9 @@ class Names:
         return self.exchanges[-1]
 
 
-@pytest.fixture
-def names(cluster: Cluster) -> Iterator[Names]:
+@contextmanager
+def given_names(cluster: Cluster) -> Iterator[Names]:
+    """Names for as long as the context lasts."""
     given = Names(f"interop-{next(_numbers)}")
     yield given
     if given.queues or given.exchanges:
@@ -88,6 +89,12 @@ def names(cluster: Cluster) -> Iterator[Names]:
         for exchange in given.exchanges:
             channel.exchange_delete(exchange)
         connection.close()
+
+
+@pytest.fixture
+def names(cluster: Cluster) -> Iterator[Names]:
+    with given_names(cluster) as given:
+        yield given
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ import pytest
 
 from tests.clusters import Cluster
 from tests.interop.celery_app import make_app
-from tests.interop.conftest import Names
+from tests.interop.conftest import Names, given_names
 from tests.interop.failover import LEADER, leader_killed, uris_from
 from tests.interop.helpers import eventually
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-TASKS = 300
+TASKS = 120
 LADDER = [f"celery_delayed_{level}" for level in range(28)]
 DELAY_S = 3
 
@@ -53,8 +54,8 @@ class Celery:
 Start = Callable[..., Celery]
 
 
-@pytest.fixture
-def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Start]:
+@contextmanager
+def celeries(cluster: Cluster, names: Names, directory: Path) -> Iterator[Start]:
     """Starts Celery on a queue of the given type: the worker's first node is the leader."""
     # With quorum queues a worker declares what it needs for native delayed delivery.
     names.queues += LADDER
@@ -65,7 +66,7 @@ def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Start]:
     def start(kind: str, exchange_type: str = "direct") -> Celery:
         queue = names.queue(kind)
         names.exchanges.append(queue)
-        log = tmp_path / "worker.log"
+        log = directory / "worker.log"
         settings = {
             "CELERY_TEST_QUEUE": queue,
             "CELERY_TEST_QUEUE_TYPE": kind,
@@ -109,9 +110,24 @@ def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Start]:
         gc.collect()
 
 
-@pytest.mark.parametrize("kind", ["quorum", "classic"])
-def test_tasks_and_results(celery: Start, kind: str) -> None:
-    started = celery(kind)
+@pytest.fixture
+def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Start]:
+    """Starts a worker for one test."""
+    with celeries(cluster, names, tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module", params=["quorum", "classic"])
+def started(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Celery]:
+    """The worker of all tests that leave it as it was, on a queue of each type."""
+    directory = tmp_path_factory.mktemp("celery")
+    with given_names(cluster) as names, celeries(cluster, names, directory) as start:
+        yield start(request.param)
+
+
+def test_tasks_and_results(started: Celery) -> None:
     results = [started.send("interop.square", number) for number in range(20)]
     assert [result.get(timeout=PATIENCE_S) for result in results] == [
         number * number for number in range(20)
@@ -132,10 +148,8 @@ def test_tasks_survive_the_death_of_the_leader(celery: Start, cluster: Cluster) 
     assert answers == [number * number for number in range(TASKS)]
 
 
-@pytest.mark.parametrize("kind", ["quorum", "classic"])
-def test_a_task_with_an_eta_waits_in_the_worker(celery: Start, kind: str) -> None:
+def test_a_task_with_an_eta_waits_in_the_worker(started: Celery) -> None:
     """Behind a direct exchange the worker takes the task at once and holds it until its time."""
-    started = celery(kind)
     began = time.monotonic()
     late = started.send("interop.square", 3, countdown=DELAY_S)
     assert started.send("interop.square", 4).get(timeout=PATIENCE_S) == 16
@@ -159,10 +173,8 @@ def test_the_broker_delays_tasks_with_an_eta(celery: Start, channel: Any, names:
     assert time.monotonic() - began >= DELAY_S - 1
 
 
-@pytest.mark.parametrize("kind", ["quorum", "classic"])
-def test_tasks_with_a_priority(celery: Start, kind: str) -> None:
+def test_tasks_with_a_priority(started: Celery) -> None:
     """Celery sends a priority with every task, 0 where nobody has said one."""
-    started = celery(kind)
     results = [started.send("interop.square", level, priority=level) for level in range(5)]
     answers = [result.get(timeout=PATIENCE_S) for result in results]
     assert answers == [level * level for level in range(5)]

@@ -351,7 +351,12 @@ class Running:
         """Connects a client that has logged in."""
         made = self.connect(kind, number, tls=more.pop("tls", False))
         made.greet()
-        made.log_in(**{"user": "app", "password": "secret", "vhost": "/", **more})
+        try:
+            made.log_in(**{"user": "app", "password": "secret", "vhost": "/", **more})
+        except Turned:
+            # A node waits for the answer to a connection.close.
+            made.close()
+            raise
         return made
 
     def connections(self, number: int) -> int:

@@ -370,9 +370,7 @@ def test_a112_without_a_leader_publishes_are_nacked(
 # Leases.
 
 
-def test_declaring_a_queue_again_renews_its_lease(
-    guide: Guide,
-) -> None:
+def test_declaring_a_queue_again_renews_its_lease(cluster: Cluster, vhosts: dict[str, str]) -> None:
     """Symfony, Laravel and others declare a delay queue before each message that they put into it:
     what waits there must not go with the queue, whatever its type became."""
     lease_ms = 8_000
@@ -384,26 +382,32 @@ def test_declaring_a_queue_again_renews_its_lease(
                 arguments["x-queue-type"] = type
             leases.append((f"lease-{type}-{passive}-{time.monotonic_ns()}", passive, arguments))
     names = {name for name, _, _ in leases}
-    other = guide.connect(2).channel()
-    for name, _, arguments in leases:
-        guide.channel.queue_declare(name, durable=True, arguments=arguments)
-        publish_confirmed(guide.channel, name, [b"waits"])
+    guides = [Guide(cluster, vhost, release) for release, vhost in vhosts.items()]
+    others = [guide.connect(2).channel() for guide in guides]
+    for guide in guides:
+        for name, _, arguments in leases:
+            guide.channel.queue_declare(name, durable=True, arguments=arguments)
+            publish_confirmed(guide.channel, name, [b"waits"])
     begun = time.monotonic()
     while time.monotonic() < begun + 1.5 * lease_ms / 1000:
         time.sleep(0.2)
-        for name, passive, arguments in leases:
-            if passive:
-                other.queue_declare(name, passive=True)
-            else:
-                other.queue_declare(name, durable=True, arguments=arguments)
-    for name in names:
-        _, _, body = guide.channel.basic_get(name, auto_ack=True)
-        assert body == b"waits", name
+        for other in others:
+            for name, passive, arguments in leases:
+                if passive:
+                    other.queue_declare(name, passive=True)
+                else:
+                    other.queue_declare(name, durable=True, arguments=arguments)
+    for guide in guides:
+        for name in names:
+            _, _, body = guide.channel.basic_get(name, auto_ack=True)
+            assert body == b"waits", (guide.release, name)
 
     def are_gone() -> bool:
-        return not names & {row["name"] for row in api(guide.cluster, "GET", "queues")}
+        return not names & {row["name"] for row in api(cluster, "GET", "queues")}
 
-    eventually(are_gone, connection=guide.connection)
+    eventually(are_gone, connection=guides[0].connection)
+    for guide in guides:
+        guide.close()
 
 
 # Configuration and tools.

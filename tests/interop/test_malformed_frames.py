@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pika.frame  # type: ignore[import-untyped]
 import pytest
@@ -187,20 +188,21 @@ def test_method_before_channel_open(peer: RawPeer) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        method_bytes(0, spec.Connection.Open(virtual_host="/")),
-        method_bytes(1, spec.Channel.Open()),
-        frame(METHOD, 0, b"\x00"),
-        b"\x00" * 64,
-    ],
-    ids=["open", "channel", "half a method", "zeros"],
-)
-def test_handshake_out_of_order_ends_the_connection(peer: RawPeer, data: bytes) -> None:
-    peer.start()
-    peer.send_bytes(data)
-    peer.wait_closed()
+def test_handshake_out_of_order_ends_the_connection(cluster: Cluster) -> None:
+    """The node waits for the answers to its connection.close: all connections wait at a time."""
+    with ExitStack() as stack:
+        peers = []
+        for data in (
+            method_bytes(0, spec.Connection.Open(virtual_host="/")),
+            method_bytes(1, spec.Channel.Open()),
+            frame(METHOD, 0, b"\x00"),
+            b"\x00" * 64,
+        ):
+            peers.append(stack.enter_context(RawPeer(cluster.uris[0])))
+            peers[-1].start()
+            peers[-1].send_bytes(data)
+        for peer in peers:
+            peer.wait_closed()
 
 
 def test_method_cut_off_by_the_end_of_the_socket(raw_channel: RawPeer) -> None:
