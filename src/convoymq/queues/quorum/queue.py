@@ -167,8 +167,8 @@ class QuorumQueue(GroupQueue):
         self._refusing_at = 0
         self._warned_overflow = False
         self._is_thawing = False
-        #: Opened when every node supported `ATTRIBUTES_VERSION`.
-        self._is_declared_late = self._host.floor_of(QuorumMachine.KIND) >= ATTRIBUTES_VERSION
+        #: Version that every node supported when this was opened.
+        self._floor_at_first = self._host.floor_of(QuorumMachine.KIND)
 
     # --- clients -------------------------------------------------------------------------
 
@@ -265,15 +265,18 @@ class QuorumQueue(GroupQueue):
     @property
     def serves_attributes(self) -> bool:
         """See `Queue`: from version 2 of the machine on."""
+        return self._serves(ATTRIBUTES_VERSION)
+
+    def _serves(self, version: int) -> bool:
+        """Returns whether the machine has a version, or a newer one."""
         replica = self._host.replica(self.group)
         if replica is None or replica.is_behind:
-            return self._host.floor_of(QuorumMachine.KIND) >= ATTRIBUTES_VERSION
-        machine: QuorumMachine = replica.machine
-        if machine.version >= ATTRIBUTES_VERSION:
+            return self._host.floor_of(QuorumMachine.KIND) >= version
+        if replica.machine.version >= version:
             return True
         # A new queue whose first entries are not applied here: who declared it has waited for the
         # version, on another node.
-        return self._is_declared_late and replica.last_applied <= FIRST_ENTRY
+        return self._floor_at_first >= version and replica.last_applied <= FIRST_ENTRY
 
     @property
     def serves_delays(self) -> bool:
@@ -292,10 +295,7 @@ class QuorumQueue(GroupQueue):
     @property
     def serves_outcomes(self) -> bool:
         """Returns whether consumers may have credit, and modify what they give back."""
-        replica = self._host.replica(self.group)
-        if replica is None or replica.is_behind:
-            return self._host.floor_of(QuorumMachine.KIND) >= OUTCOMES_SINCE
-        return bool(replica.machine.version >= OUTCOMES_SINCE)
+        return self._serves(OUTCOMES_SINCE)
 
     @property
     def serves_transactions(self) -> bool:

@@ -278,29 +278,32 @@ def test_a_queue_without_a_leader_does_not_run() -> None:
     assert queue.info()["state"] == "running"
 
 
-def test_a_new_queue_serves_attributes_before_its_first_entries_are_here() -> None:
+@pytest.mark.parametrize(("serves", "since"), [("serves_attributes", 2), ("serves_outcomes", 6)])
+def test_a_new_queue_serves_its_version_before_its_first_entries_are_here(
+    serves: str, since: int
+) -> None:
     """Who declared it has waited for its version on another node. A queue that was open before all
     nodes supported the version waits for the version itself."""
 
     class Upgraded(Cluster):
-        floor = 2
+        floor = since
 
-    for made, floor in ((Cluster, 1), (Upgraded, 2)):
+    for made, is_new in ((Cluster, False), (Upgraded, True)):
         cluster = made()
         node = cluster.nodes[1]
-        assert node.queue.serves_attributes == (floor == 2)
-        node.floor = 2
-        assert node.queue.serves_attributes == (floor == 2)
+        assert getattr(node.queue, serves) == is_new
+        node.floor = since
+        assert getattr(node.queue, serves) == is_new
         source, _ = node.open()
         publish(source, 1, 1)
         cluster.run()
         publish(source, 2, 1)
         cluster.run()
         # It has a log, and its version is 1.
-        assert not node.queue.serves_attributes
+        assert not getattr(node.queue, serves)
         assert node.queue.is_early
         # A node without a replica knows what all nodes support.
-        assert cluster.nodes[4].queue.serves_attributes == (floor == 2)
+        assert getattr(cluster.nodes[4].queue, serves) == is_new
 
 
 @pytest.mark.provokes("queue.client_failed")
