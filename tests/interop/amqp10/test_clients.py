@@ -43,12 +43,11 @@ BEHAVIOURS = {
     ],
     "Qpid JMS": [
         *(each for each in COMMON if each not in ("reject", "modify", "credit", "stream")),
-        *("recover", "individual", "listener", "transacted"),
+        *("recover", "individual", "listener", "transacted", "selector"),
     ],
 }
 """Behaviours that a client's program tries; APIs differ."""
 OR_REFUSED = {
-    "selector": "Filters not supported",
     "durable": "Attach refused: bad address",
 }
 """Behaviours of Qpid JMS that work, or are refused by this text."""
@@ -78,6 +77,7 @@ ROWS = {
     "individual": "individual acknowledgements",
     "listener": "message listeners",
     "transacted": "transacted sessions",
+    "selector": "selectors",
 }
 """Behaviours in the table of docs/amqp10.md."""
 QUORUM = {"x-queue-type": "quorum"}

@@ -30,7 +30,7 @@ from convoymq.edges.amqp10.recovery import Claim, check_resumable, is_resumable,
 from convoymq.edges.amqp10.sending import Sender
 from convoymq.edges.amqp10.subscriptions import attach_subscription, wants_subscription
 from convoymq.edges.amqp10.transactions import attach_coordinator
-from convoymq.messages.amqp10.filters import Wanted, filters_in
+from convoymq.messages.amqp10.filters import SELECTOR, Wanted, filters_in
 from convoymq.messages.amqp10.values import Described, Int, Timestamp, Value
 from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.model.tables import Field
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 SECOND = 1
 """rcv-settle-mode."""
-SELECTORS = ("apache.org:selector-filter:string", 0x468C00000004)
 OFFSET_FILTER = "rabbitmq:stream-offset-spec"
 
 
@@ -182,7 +181,7 @@ def _filters(
 ) -> tuple[Field | None, dict[Value, Value], Wanted | None]:
     """Returns the offset at which a stream is read, the filters that are served, and what they
     want. Others are left out: the answer names those in force. Raises Fault: what names an offset
-    is none, or there is a selector of JMS, whose clients do not look at the answer."""
+    is none, or a selector of JMS is not served, whose clients do not look at the answer."""
     asked = source.filter or {}
     served: dict[Value, Value] = {}
     wants = offset = None
@@ -194,7 +193,9 @@ def _filters(
         if value.descriptor == OFFSET_FILTER and queue.features.reads_by_offset:
             offset = _offset(value.value)
             served[name] = value
-        elif value.descriptor in SELECTORS:
+        elif value.descriptor in SELECTOR:
+            if queue.features.filters:
+                raise link_fault(INVALID_FIELD, f"Attach refused: no selector: {value.value}")
             raise link_fault(NOT_IMPLEMENTED, f"Filters not supported: {value.descriptor}")
     return offset, served, wants
 

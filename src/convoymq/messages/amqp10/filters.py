@@ -5,6 +5,7 @@
 | `amqp:properties-filter` (0x173)              | map of fields of the properties section        |
 | `amqp:application-properties-filter` (0x174)  | map of application properties                  |
 | `amqp:sql-filter` (0x120), under its own name | an expression, see `messages.amqp10.sql`       |
+| `apache.org:selector-filter:string`           | a selector of JMS, see there                   |
 
 A message is wanted when it has all values of a map. Texts `&p:…` and `&s:…` stand for what begins
 or ends so, `&&…` for a text that begins with `&`; null for any value. Numbers are equal whatever
@@ -15,6 +16,7 @@ the standard has it: the answer to an attach names those in force.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from uuid import UUID
 
 from convoymq.kernels.content import content_parts, split_record
@@ -22,15 +24,24 @@ from convoymq.messages.amqp091 import decode_header
 from convoymq.messages.amqp10.encoding import to_amqp10
 from convoymq.messages.amqp10.sections import FIELDS, Sections, split
 from convoymq.messages.amqp10.sql import Fields, compile_sql
-from convoymq.messages.amqp10.values import Described, Symbol, Timestamp, ULong, Value
+from convoymq.messages.amqp10.values import (
+    Described,
+    Symbol,
+    Timestamp,
+    ULong,
+    Value,
+    decode,
+    encode,
+)
 from convoymq.messages.encodings import AMQP_10, encoding_octet
 from convoymq.messages.record import as_amqp091
-from convoymq.model.errors import BrokerError, SyntaxFault
+from convoymq.model.errors import BrokerError, PeerError, SyntaxFault
 
 PROPERTIES = ("amqp:properties-filter", 0x173)
 APPLICATION_PROPERTIES = ("amqp:application-properties-filter", 0x174)
 SQL = ("amqp:sql-filter", 0x120)
 SQL_NAME = "sql-filter"
+SELECTOR = ("apache.org:selector-filter:string", 0x468C00000004)
 FIELDS_MAX = 16
 PRIORITY = 4
 
@@ -110,20 +121,36 @@ def filters_in(
     return served, matches
 
 
+def encoded(served: Mapping[Value, Value]) -> bytes:
+    """Returns filters that are served, for another node; empty without any."""
+    return encode(dict(served)) if served else b""
+
+
+def wanted_by(filters: bytes, utc_ms: Callable[[], int]) -> Wanted:
+    """Returns what `encoded` filters want. Raises PeerError."""
+    asked, _ = decode(filters, 0, len(filters))
+    wanted = filters_in(asked, utc_ms)[1] if isinstance(asked, Mapping) else None
+    if wanted is None:
+        raise PeerError("malformed filters")
+    return wanted
+
+
 def _kind_of(name: Value, value: Value) -> str | None:
     """Returns which filter a described value is; None: none that is known here."""
     descriptor = value.descriptor if isinstance(value, Described) else None
-    for kind in (PROPERTIES, APPLICATION_PROPERTIES, SQL):
+    for kind in (PROPERTIES, APPLICATION_PROPERTIES, SQL, SELECTOR):
         is_code = isinstance(descriptor, ULong) and descriptor == kind[1]
         if is_code or (isinstance(descriptor, Symbol) and descriptor == kind[0]):
             return kind[0] if kind is not SQL or name == SQL_NAME else None
     return None
 
 
-def _by_sql(value: Value, utc_ms: Callable[[], int]) -> Callable[[Fields], bool]:
+def _by_sql(
+    value: Value, utc_ms: Callable[[], int], *, jms: bool = False
+) -> Callable[[Fields], bool]:
     if not isinstance(value, str):
         raise SyntaxFault("an SQL filter that is no text")
-    return compile_sql(value, utc_ms)
+    return compile_sql(value, utc_ms, jms=jms)
 
 
 def _by_properties(value: Value, _utc_ms: Callable[[], int]) -> Callable[[Fields], bool]:
@@ -146,6 +173,7 @@ _TESTS = {
     PROPERTIES[0]: _by_properties,
     APPLICATION_PROPERTIES[0]: _by_application_properties,
     SQL[0]: _by_sql,
+    SELECTOR[0]: partial(_by_sql, jms=True),
 }
 
 

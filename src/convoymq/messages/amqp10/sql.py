@@ -8,6 +8,9 @@
     value       TRUE | FALSE | number | 'text' | "text" | 0xHEX | UTC() | property | ( or )
     property    name | [any text] | a.name | p.field | h.priority
 
+Selectors of JMS are the same, but words may have small letters, `[NOT] BETWEEN sum AND sum`
+is a comparison, and names that begin with JMS stand for fields (`_JMS`).
+
 Values are unknown where a property is missing. What is unknown or no boolean is neither true nor
 false, and a message is wanted only where the whole is true.
 """
@@ -37,6 +40,15 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORDS = frozenset(("AND", "OR", "NOT", "LIKE", "ESCAPE", "IN", "IS", "NULL", "TRUE", "FALSE"))
+_JMS = {
+    "JMSPriority": "h.priority",
+    "JMSMessageID": "p.message_id",
+    "JMSCorrelationID": "p.correlation_id",
+    "JMSTimestamp": "p.creation_time",
+    "JMSType": "p.subject",
+    "JMSXGroupID": "p.group_id",
+    "JMSXGroupSeq": "p.group_sequence",
+}
 _ORDERS = {"<": (-1,), "<=": (-1, 0), ">": (1,), ">=": (1, 0)}
 """Mark -> signs of the difference of its sides."""
 _SECTIONS = {"a": "", "application_properties": "", "p": "p", "properties": "p", "h": "h",
@@ -60,15 +72,18 @@ class Fields(Protocol):
 Expression = Callable[[Fields], object]
 
 
-def compile_sql(text: str, utc_ms: Callable[[], int]) -> Callable[[Fields], bool]:
+def compile_sql(
+    text: str, utc_ms: Callable[[], int], *, jms: bool = False
+) -> Callable[[Fields], bool]:
     """Returns whether messages are wanted. Raises SyntaxFault: it is no expression.
 
     Args:
         utc_ms: returns the time, ms since 1970.
+        jms: it is a selector of JMS.
     """
     if len(text) > LENGTH_MAX:
         raise SyntaxFault(f"an expression of {len(text)} characters")
-    parser = _Parser(text, utc_ms)
+    parser = _Parser(text, utc_ms, jms)
     found = parser.either()
     parser.expect("end", "")
     return lambda fields: found(fields) is True
@@ -208,8 +223,9 @@ class Like:
 class _Parser:
     """Reads an expression, one token ahead."""
 
-    def __init__(self, text: str, utc_ms: Callable[[], int]) -> None:
+    def __init__(self, text: str, utc_ms: Callable[[], int], jms: bool) -> None:
         self._text = text
+        self._jms = jms
         self._utc_ms = utc_ms
         self._at = self._tokens = self._depth = 0
         self._kind = self._token = ""
@@ -225,8 +241,9 @@ class _Parser:
         self._at = match.end()
         self._kind = str(match.lastgroup)
         self._token = match[self._kind]
-        if self._kind == "name" and self._token in _WORDS:
-            self._kind = "mark"
+        word = self._token.upper() if self._jms else self._token
+        if self._kind == "name" and (word in _WORDS or (self._jms and word == "BETWEEN")):
+            self._kind, self._token = "mark", word
         return token
 
     def _fault(self) -> SyntaxFault:
@@ -272,17 +289,18 @@ class _Parser:
 
     def _comparison(self) -> Expression:
         left = self._sum()
-        mark = self._take("=", "<>", "!=", *_ORDERS, "IS", "LIKE", "IN", "NOT")
+        mark = self._take("=", "<>", "!=", *_ORDERS, "IS", "LIKE", "IN", "NOT", "BETWEEN")
         if not mark:
             return left
         if mark == "IS":
             return self._is_null(left)
-        if mark not in ("LIKE", "IN", "NOT"):
+        if mark not in ("LIKE", "IN", "NOT", "BETWEEN"):
             return _compared(left, mark, self._sum())
         negated = mark == "NOT"
-        if negated and not (mark := self._take("LIKE", "IN")):
+        if negated and not (mark := self._take("LIKE", "IN", "BETWEEN")):
             raise self._fault()
-        found = self._like(left) if mark == "LIKE" else self._one_of(left)
+        read = {"LIKE": self._like, "IN": self._one_of, "BETWEEN": self._between}[mark]
+        found = read(left)
         return (lambda fields: _not(found(fields))) if negated else found
 
     def _is_null(self, left: Expression) -> Expression:
@@ -304,6 +322,11 @@ class _Parser:
             return isinstance(value, str) and like.matches(value)
 
         return matches
+
+    def _between(self, left: Expression) -> Expression:
+        low = _compared(left, ">=", self._sum())
+        self.expect("mark", "AND")
+        return _and(low, _compared(left, "<=", self._sum()))
 
     def _one_of(self, left: Expression) -> Expression:
         self.expect("mark", "(")
@@ -366,6 +389,8 @@ class _Parser:
 
     def _name(self, token: str) -> Expression:
         """Returns a property, or the time."""
+        if self._jms:
+            token = _JMS.get(token, token)
         head, dot, name = token.partition(".") if token[0] != "[" else ("", "", token)
         section = _SECTIONS[head] if dot else ""
         name = name if dot or not head else head

@@ -625,15 +625,23 @@ async def test_filters_that_are_served_are_in_the_answer(
             assert spec.wants is None
 
 
-async def test_a_selector_of_jms_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("serves", "condition", "text"),
+    [
+        (False, "amqp:not-implemented", "Filters not supported"),
+        (True, "amqp:invalid-field", "Attach refused: no selector: n >"),
+    ],
+)
+async def test_a_selector_of_jms_is_refused(serves: bool, condition: str, text: str) -> None:
     broker = FakeBroker()
-    broker.queue("q")
+    queue = broker.queue("q")
+    queue.features = replace(queue.features, filters=serves)
     client = Client(broker)
     await client.open()
     await client.begin()
-    selector = Described(ULong(0x468C00000004), "n > 2")
+    selector = Described(ULong(0x468C00000004), "n >")
     source = Source(address="/queues/q", filter={Symbol("jms-selector"): selector})
     client.send(Attach(name="l", handle=0, role=True, source=source, target=Target()))
     detach = (await client.heard())[-1]
-    assert detach.error.condition == "amqp:not-implemented"
-    assert "Filters not supported" in detach.error.description
+    assert detach.error.condition == condition
+    assert detach.error.description.startswith(text)

@@ -53,6 +53,23 @@ def wanted(text: str) -> bool:
 )  # fmt: skip
 def test_what_is_wanted(text: str) -> None:
     assert wanted(text)
+    assert wanted(text.replace("UTC()", "5000")) is compile_sql(text, lambda: 5000, jms=True)(
+        Message()
+    ), "a selector of JMS means the same"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wanted"),
+    [
+        ("n between 7 and 8 and f Between 0 And 1", True), ("n NOT BETWEEN 1 AND 6", True),
+        ("n BETWEEN 8 AND 9", False), ("missing BETWEEN 1 AND 2", False),
+        ("yes and not no or FALSE", True), ("text like 'x%' OR missing is null", True),
+        ("JMSPriority = 4", True), ("JMSMessageID = 'm'", True), ("JMSXGroupSeq >= 3", True),
+        ("JMSTimestamp < 1001", True), ("JMSType IS NULL", True),
+    ],
+)  # fmt: skip
+def test_selectors_of_jms(text: str, is_wanted: bool) -> None:
+    assert compile_sql(text, lambda: 0, jms=True)(Message()) is is_wanted
 
 
 @pytest.mark.parametrize(
