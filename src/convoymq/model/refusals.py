@@ -149,6 +149,13 @@ def exclusive_consumer(subject: Subject) -> AccessRefused:
     return AccessRefused(f"{subject} in exclusive use", subject=subject)
 
 
+def filter_of_single_active(subject: Subject) -> PreconditionFailed:
+    """Others of its consumers would get what this one leaves."""
+    return PreconditionFailed(
+        f"{subject} has a single active consumer, which cannot have a filter", subject=subject
+    )
+
+
 # --- locks ---------------------------------------------------------------------------------
 
 

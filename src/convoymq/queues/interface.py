@@ -129,6 +129,8 @@ class ConsumerSpec:
     wants: Callable[[bytes], bool] | None = None
     """Returns whether it wants a record, in types with `QueueFeatures.filters`; None: it wants
     all."""
+    filters: bytes = b""
+    """Filters that `wants` evaluates, for other nodes (`messages.amqp10.filters.encoded`)."""
 
 
 class PublishOutcome(Enum):

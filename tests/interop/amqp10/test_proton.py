@@ -398,6 +398,165 @@ def test_a_connection_is_listed(cluster: Cluster, dial: Callable[..., Any], queu
     assert [each["ack_required"] for each in consumers] == [True]
 
 
+# Behaviours that RabbitMQ's own suites try (its cases in brackets)
+
+
+def test_all_queues_of_a_message_decide(
+    dial: Callable[..., Any], channel: Any, names: Names
+) -> None:
+    """[target_quorum_queue_rejects, target_queues_deleted_accepted, target_queue_deleted,
+    last_queue_confirms]"""
+    exchange, full, other = names.queue("fan"), names.queue("full"), names.queue("other")
+    channel.exchange_declare(exchange, "fanout")
+    limits = {**QUORUM, "x-max-length": 1, "x-overflow": "reject-publish"}
+    for name, arguments in ((full, limits), (other, QUORUM)):
+        channel.queue_declare(name, durable=True, arguments=arguments)
+        channel.queue_bind(name, exchange)
+    sender = dial().create_sender(f"/exchanges/{exchange}")
+
+    def outcome(body: str) -> Any:
+        try:
+            return send(sender, body)[0]
+        except SendException as refused:
+            return refused.state
+
+    eventually(lambda: outcome("x") == proton.Delivery.REJECTED)
+    delivery = sender.link.send(proton.Message(body="y"))
+    sender.connection.wait(lambda: delivery.settled, timeout=PATIENCE_S)
+    condition = delivery.remote.condition
+    assert condition.name == "amqp:resource-limit-exceeded"
+    assert {str(k): v for k, v in condition.info.items()} == {"queue": full, "reason": "maxlen"}
+    channel.queue_delete(full)
+    eventually(lambda: outcome("z") == proton.Delivery.ACCEPTED)
+    channel.queue_delete(other)
+    eventually(lambda: outcome("z") == proton.Delivery.RELEASED)
+    channel.exchange_delete(exchange)
+
+
+def test_many_links_are_drained_and_get_single_messages(
+    dial: Callable[..., Any], channel: Any, names: Names
+) -> None:
+    """[drain_many, sync_get_unsettled, sync_get_settled, timed_get, stop]"""
+    queues = [names.queue(f"d{number}") for number in range(10)]
+    connection = dial(2)
+    receivers = []
+    for number, name in enumerate(queues):
+        channel.queue_declare(name, durable=True, arguments=QUORUM)
+        for body in range(number % 3):
+            channel.basic_publish("", name, b"%d" % body)
+        receivers.append(connection.create_receiver(f"/queues/{name}", name=name, credit=0))
+    for receiver in receivers:
+        receiver.link.drain(2)
+    for number, receiver in enumerate(receivers):
+        connection.wait(lambda link=receiver.link: link.credit == 0, timeout=PATIENCE_S)
+        assert len(receiver.fetcher.incoming) == number % 3
+    empty = receivers[0]
+    for _ in range(2):
+        # One message, or the answer that there is none.
+        empty.link.drain(1)
+        connection.wait(lambda: empty.link.credit == 0, timeout=PATIENCE_S)
+        found = [bytes(empty.fetcher.pop().body) for _ in empty.fetcher.incoming.copy()]
+        channel.basic_publish("", queues[0], b"later")
+        eventually(lambda: channel.queue_declare(queues[0], passive=True).method.message_count >= 1)
+    assert found == [b"later"]
+
+
+def test_what_a_connection_holds_goes_to_another_in_order(
+    dial: Callable[..., Any], queue: str
+) -> None:
+    """[detach_requeues_two_connections, requeue_multiple_message_order]"""
+    send(dial().create_sender(f"/queues/{queue}"), *range(5))
+    first = dial(1)
+    receiver = first.create_receiver(f"/queues/{queue}", credit=5)
+    first.wait(lambda: len(receiver.fetcher.incoming) == 5, timeout=PATIENCE_S)
+    first.close()
+    again = dial(2).create_receiver(f"/queues/{queue}", credit=5)
+    found = [again.receive(timeout=PATIENCE_S) for _ in range(5)]
+    assert [(each.body, each.delivery_count) for each in found] == [(n, 0) for n in range(5)]
+    for _ in found:
+        again.accept()
+
+
+def test_dead_letters_go_into_a_stream_by_what_was_said(
+    dial: Callable[..., Any], channel: Any, names: Names
+) -> None:
+    """[dead_letter_headers_exchange, dead_letter_into_stream, modified_quorum_queue]"""
+    exchange, stream, queue = names.queue("by"), names.queue("stream"), names.queue()
+    channel.exchange_declare(exchange, "headers")
+    channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+    channel.queue_bind(
+        stream, exchange, arguments={"x-match": "all-with-x", "x-opt-why": "too large"}
+    )
+    arguments = {**QUORUM, "x-dead-letter-exchange": exchange}
+    channel.queue_declare(queue, durable=True, arguments=arguments)
+    connection = dial()
+    send(connection.create_sender(f"/queues/{queue}"), "a", "b", "c")
+    receiver = connection.create_receiver(f"/queues/{queue}", credit=3)
+    for why in ("too large", "other", "too large"):
+        receiver.receive(timeout=PATIENCE_S)
+        modify(receiver, undeliverable=True, why=why)
+    first = proton.Described(proton.symbol("rabbitmq:stream-offset-spec"), "first")
+    letters = connection.create_receiver(
+        f"/queues/{stream}", name="letters", credit=5, options=Filter({proton.symbol("o"): first})
+    )
+    found = [letters.receive(timeout=PATIENCE_S) for _ in "ac"]
+    assert [(each.body, each.annotations["x-first-death-queue"]) for each in found] == [
+        ("a", queue),
+        ("c", queue),
+    ]
+    channel.exchange_delete(exchange)
+
+
+def test_single_active_consumers_take_over_and_wait_drained(
+    dial: Callable[..., Any], channel: Any, names: Names
+) -> None:
+    """[single_active_consumer_quorum_queue, single_active_consumer_drain]"""
+    queue = names.queue()
+    arguments = {**QUORUM, "x-single-active-consumer": True}
+    channel.queue_declare(queue, durable=True, arguments=arguments)
+    one, other = dial(0), dial(1)
+    active = one.create_receiver(f"/queues/{queue}", name="one", credit=1)
+    waiting = other.create_receiver(f"/queues/{queue}", name="other", credit=0)
+    send(one.create_sender(f"/queues/{queue}"), "a", "b")
+    assert active.receive(timeout=PATIENCE_S).body == "a"
+    waiting.link.drain(3)
+    other.wait(lambda: waiting.link.credit == 0, timeout=PATIENCE_S)
+    assert not waiting.fetcher.incoming
+    waiting.link.flow(3)
+    active.close()
+    assert bodies(waiting, 2) == ["a", "b"]
+
+
+def test_what_a_message_says_of_itself(
+    dial: Callable[..., Any], channel: Any, names: Names, queue: str
+) -> None:
+    """[durable_field, message_ttl, x_cc_annotation, user_id, decimal_types, attach_to_exclusive]"""
+    copy = names.queue("copy")
+    channel.queue_declare(copy, durable=True, arguments=QUORUM)
+    connection = dial()
+    sender = connection.create_sender(f"/queues/{queue}")
+    decimal = proton.decimal64(0x2230000000000001)
+    send(
+        sender, {"d": decimal}, durable=True, priority=7, user_id=b"guest",
+        annotations={proton.symbol("x-cc"): [copy]},
+    )  # fmt: skip
+    for name in (queue, copy):
+        receiver = connection.create_receiver(f"/queues/{name}", name=name)
+        found = receiver.receive(timeout=PATIENCE_S)
+        receiver.accept()
+        assert (found.durable, found.priority, found.user_id) == (True, 7, b"guest")
+        assert found.body == {"d": decimal}
+        assert found.annotations["x-routing-key"] == queue
+    send(sender, "gone", ttl=0.05)
+    eventually(lambda: channel.queue_declare(queue, passive=True).method.message_count == 0)
+    with pytest.raises(LinkDetached, match="user_id property set to 'other'"):
+        send(sender, "x", user_id=b"other")
+    mine = names.queue("exclusive")
+    channel.queue_declare(mine, exclusive=True)
+    with pytest.raises(LinkDetached, match="resource-locked"):
+        connection.create_receiver(f"/queues/{mine}", name="locked")
+
+
 # Failures
 
 
@@ -438,6 +597,41 @@ def test_a_group_of_an_ordered_topic_is_consumed(
     receiver.close()
     other = connection.create_receiver("/queues/orders-of-amqp10%2Fg", name="other", credit=10)
     assert bodies(other, 3) == ["c", "d", "e"]
+
+
+def selected(expression: str) -> Any:
+    """A filter by SQL."""
+    name = proton.symbol("sql-filter")
+    return Filter({name: proton.Described(proton.symbol("amqp:sql-filter"), expression)})
+
+
+def test_filters_of_a_queue_outlive_its_leader(
+    cluster: Cluster, dial: Callable[..., Any], names: Names
+) -> None:
+    """Two consumers at two nodes want a third of the messages each; the last third stays, and is
+    read without a filter."""
+    queue = names.queue()
+    declare_on_leader(cluster, queue)
+    sender = dial(0).create_sender(f"/queues/{queue}")
+    receivers = [
+        dial(node).create_receiver(
+            f"/queues/{queue}", name=f"r{rest}", credit=5, options=selected(f"n % 3 = {rest}")
+        )
+        for rest, node in enumerate((0, 2))
+    ]
+    count = 60
+    with leader_killed(cluster, True) as strike:
+        for number in range(count):
+            if number == count // 3:
+                strike()
+            assert send(sender, number, properties={"n": number}) == [proton.Delivery.ACCEPTED]
+            if number % 3 == 2:
+                assert bodies(receivers[0], 1) == [number - 2]
+                failed = receivers[1].receive(timeout=PATIENCE_S)
+                receivers[1].release(delivered=True)
+                assert bodies(receivers[1], 1) == [failed.body] == [number - 1]
+    rest = dial(0).create_receiver(f"/queues/{queue}", credit=count)
+    assert bodies(rest, count // 3) == list(range(2, count, 3))
 
 
 def test_a_stream_is_filtered(dial: Callable[..., Any], channel: Any, names: Names) -> None:

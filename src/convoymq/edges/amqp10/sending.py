@@ -43,7 +43,7 @@ from convoymq.edges.amqp10.states import LinkState, SessionState
 from convoymq.kernels.amqp10_delivery import plain_transfers
 from convoymq.kernels.batch import record
 from convoymq.kernels.content import split_record
-from convoymq.messages.amqp10.filters import Wanted
+from convoymq.messages.amqp10.filters import Wanted, encoded
 from convoymq.messages.amqp10.message import transfer_of
 from convoymq.messages.amqp10.values import Symbol, Value
 from convoymq.messages.record import read_names
@@ -128,6 +128,7 @@ class Sender(Outgoing):
                 link=key if self.resumable else b"",
                 resumes=resumes(attach),
                 wants=wants,
+                filters=encoded(self.filters) if wants is not None else b"",
             )
         )
 

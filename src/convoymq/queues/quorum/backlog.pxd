@@ -16,7 +16,7 @@ cdef class Backlog:
     cdef public object order, notes, waiting, delayed, expiry
     cdef public list fronted
     cdef public int requeue_position
-    cdef public bint two_classes, counts_returns, timed, keeps_all, bounded, refuses, refusing
+    cdef public bint two_classes, counts_returns, timed, keeps_all, bounded, refuses, refusing, stirred
     cdef public int64_t message_ttl_ms, max_length, max_bytes
     cdef public uint64_t beside
     cdef public dict dropped

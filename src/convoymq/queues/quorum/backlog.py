@@ -65,7 +65,8 @@ class Backlog:
         "delivery_limit", "dropped", "expiry", "fresh", "fronted", "groups", "keeps_all",
         "levels", "max_bytes", "max_length", "message_ttl_ms", "notes", "order", "published",
         "purged", "redelivered", "refuses", "refusing", "requeue_position", "requeued",
-        "returned", "returns", "timed", "two_classes", "unacked", "unacked_bytes", "waiting",
+        "returned", "returns", "stirred", "timed", "two_classes", "unacked", "unacked_bytes",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, delivery_limit: int) -> None:
@@ -87,6 +88,8 @@ class Backlog:
         self.counts_returns = False
         #: What came back to the head with the command that is being applied: see `put_front`.
         self.fronted: list[runs.Run] = []
+        #: Something may have become ready elsewhere than behind all that was published before.
+        self.stirred = False
         #: What consumers have said of messages, and those that wait for certain consumers.
         self.notes = Notes()
         #: What becomes ready at a time; and who decides it, when there is somebody.
@@ -460,6 +463,7 @@ class Backlog:
 
     def _return(self, back: runs.Run) -> None:
         """A run that was handed out is ready again, or waits for certain consumers."""
+        self.stirred = True
         if self.notes.by_place:
             for part, note in self.notes.parts(back):
                 if note[1]:
@@ -483,6 +487,7 @@ class Backlog:
             self._put_back(back, self.requeue_position)
 
     def _put_back(self, run: runs.Run, position: int) -> None:
+        self.stirred = True
         # Without an asterisk: calls of compiled containers have none.
         index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         if position == AS_RABBITMQ:
@@ -519,6 +524,7 @@ class Backlog:
         """Takes a run back, behind all that is in the queue, at the default level. For `failed` and
         `counted` see `give_back`."""
         self._came_back(run[3], run[4])
+        self.stirred = True
         if run[7]:
             self.expects(run[7])
         back = (*run[:5], run[5] + 1, run[6] + counted, run[7])
@@ -571,6 +577,7 @@ class Backlog:
 
     def gone_from_group(self, run: runs.Run) -> None:
         """As `gone`, of messages whose notes are kept."""
+        self.stirred = True
         if self.groups.gone(run):
             self.timed = True
 

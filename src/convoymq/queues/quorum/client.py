@@ -28,6 +28,7 @@ from convoymq.model.errors import BrokerError, PreconditionFailed, Subject, Unav
 from convoymq.model.refusals import (
     OLDER_NODES,
     exclusive_consumer,
+    filter_of_single_active,
     get_on_single_active_consumer,
 )
 from convoymq.queues.interface import (
@@ -56,7 +57,9 @@ from convoymq.queues.outcomes import (
     annotations_of,
     limit_of,
 )
-from convoymq.queues.quorum.consumers import TAKEN, WINDOW_UNLIMITED
+from convoymq.queues.quorum.consumers import FILTER_OF_SINGLE_ACTIVE, TAKEN, WINDOW_UNLIMITED
+from convoymq.queues.quorum.known_consumer import KnownConsumer
+from convoymq.queues.quorum.picking import Picker
 from convoymq.queues.reservations import Answer, reservation_refused
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
@@ -71,35 +74,6 @@ ASK_AGAIN_MS = 1000
 QUESTIONS_MAX = 5
 
 
-class _Consumer:
-    """Consumer as the client knows it."""
-
-    __slots__ = (
-        "active", "asked", "asked_at", "asked_ms", "cancelled", "cancelling", "grants",
-        "hears_cancel", "link", "missed", "next_id", "paused", "subscribed",
-    )  # fmt: skip
-
-    def __init__(self, *, hears_cancel: bool = False, link: bytes = b"") -> None:
-        self.link = link
-        self.next_id = 0
-        self.hears_cancel = hears_cancel
-        self.subscribed = False
-        self.cancelling = False
-        self.cancelled = False
-        self.asked = False
-        self.paused = False
-        #: `next_id` when this client last asked for what is missing; -1: nothing is on its way.
-        self.asked_at = -1
-        self.asked_ms = 0
-        #: Something was dropped since then: the answer may not have it.
-        self.missed = False
-        #: Calls of `grant` without an answer, in their order: [seq, granted, ready]; granted -1:
-        #: the queue has not answered.
-        self.grants: deque[list[int]] = deque()
-        #: Whether it is the single active consumer, as its owner was told; None: it was not.
-        self.active: bool | None = None
-
-
 class QuorumClient(SessionClient):
     """See `QueueClient`."""
 
@@ -107,7 +81,7 @@ class QuorumClient(SessionClient):
 
     def __init__(self, queue: QuorumQueue, session: int, events: ClientEvents) -> None:
         super().__init__(queue, session, events)
-        self._consumers: dict[int, _Consumer] = {0: _Consumer()}
+        self._consumers: dict[int, KnownConsumer] = {0: KnownConsumer()}
         self._consumers[0].subscribed = True
         self._annotated = Annotated()
         #: Messages of basic.get by id, one each, until their reply is here.
@@ -136,7 +110,8 @@ class QuorumClient(SessionClient):
             error = PreconditionFailed(f"{self.queue.subject} gives no credit{OLDER_NODES}")
             self._events.on_subscribed(self, spec.number, error)
             return
-        self._consumers[spec.number] = _Consumer(hears_cancel=spec.hears_cancel, link=spec.link)
+        known = KnownConsumer(hears_cancel=spec.hears_cancel, link=spec.link)
+        self._consumers[spec.number] = known
         asked = {
             "tag": spec.tag,
             "prefetch": spec.prefetch,
@@ -147,6 +122,9 @@ class QuorumClient(SessionClient):
         }
         if spec.credited:
             asked["credited"] = True
+        if spec.filters:
+            asked["filtered"] = True
+            known.picker = Picker(self, spec.number, spec.filters, self._drained)
         if spec.link:
             asked |= {"link": spec.link, "resumes": spec.resumes}
         body = msgspec.msgpack.encode(asked)
@@ -157,6 +135,7 @@ class QuorumClient(SessionClient):
         known = self._consumers.get(consumer)
         if known is not None:
             known.cancelling = True
+            known.stop_picking()
         self._question(batch.CMD_CANCEL, 0, consumer, b"", consumer, flags)
 
     def suspend(self, consumer: int) -> None:
@@ -174,6 +153,7 @@ class QuorumClient(SessionClient):
     def end_consumer(self, consumer: int) -> None:
         """See `QueueClient`. What the queue hands out before it hears this goes back."""
         self._consumers[consumer].cancelled = True
+        self._consumers[consumer].stop_picking()
         self._given_up.add(self.target.command(batch.CMD_CANCEL, 0, 0, consumer))
         self.resume(consumer)
 
@@ -187,9 +167,23 @@ class QuorumClient(SessionClient):
         known = self._consumers.get(consumer)
         if known is None or known.cancelled:
             return
-        flags = FLAG_DRAIN if drain else 0
+        if known.picker is None or not drain:
+            self._grant(consumer, known, limit, FLAG_DRAIN if drain else 0)
+        else:
+            # `_drained` answers it.
+            self.target.command(CMD_GRANT, 0, 0, consumer, limit_of(limit), consumer)
+        if known.picker is not None:
+            known.picker.grant(limit, drain=drain)
+
+    def _grant(self, consumer: int, known: KnownConsumer, limit: int, flags: int) -> None:
         seq = self.target.command(CMD_GRANT, flags, 0, consumer, limit_of(limit), consumer)
         known.grants.append([seq, -1, 0])
+
+    def _drained(self, consumer: int, limit: int) -> None:
+        """All that a consumer with a filter gets by a drain is picked."""
+        known = self._consumers.get(consumer)
+        if known is not None and not known.cancelled and not self.closed:
+            self._grant(consumer, known, limit, FLAG_DRAIN)
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges."""
@@ -294,7 +288,12 @@ class QuorumClient(SessionClient):
         self._got.clear()
         self._gets.clear()
         self._asking.clear()
+        self._stop_picking()
         super().close()
+
+    def _stop_picking(self) -> None:
+        for known in self._consumers.values():
+            known.stop_picking()
 
     def _question(
         self,
@@ -401,6 +400,8 @@ class QuorumClient(SessionClient):
             if isinstance(reply, list):
                 next_id, *held = reply
                 consumer.next_id = next_id
+                if consumer.picker is not None:
+                    consumer.picker.start(next_id)
                 self._events.on_resumed(self, number, next_id, held)
             elif consumer.link:
                 # What it holds is not known: it goes back.
@@ -442,7 +443,7 @@ class QuorumClient(SessionClient):
                 grant[1:] = reply if isinstance(reply, list) else (known.next_id, 0)
         self._answer_grants(command.note, known)
 
-    def _answer_grants(self, consumer: int, known: _Consumer) -> None:
+    def _answer_grants(self, consumer: int, known: KnownConsumer) -> None:
         """Answers calls of `grant` in their order, as far as what was handed out is here."""
         grants = known.grants
         while grants and 0 <= grants[0][1] <= known.next_id and not known.cancelled:
@@ -459,6 +460,7 @@ class QuorumClient(SessionClient):
             return
         if said == TAKEN:
             known.cancelled = True
+            known.stop_picking()
             self._events.on_cancelled(self, consumer, LINK_TAKEN)
         elif known.active is not bool(said):
             known.active = bool(said)
@@ -630,7 +632,7 @@ class QuorumClient(SessionClient):
         if known.grants:
             self._answer_grants(consumer, known)
 
-    def _take_got(self, delivery: Delivery, known: _Consumer) -> None:
+    def _take_got(self, delivery: Delivery, known: KnownConsumer) -> None:
         """Messages of basic.get are here; their reply may be, too."""
         first_id = delivery.first_id
         for k in range(delivery.messages):
@@ -640,7 +642,7 @@ class QuorumClient(SessionClient):
         if self._gets and not self._is_asking_get:
             self._answer_gets(final=False)
 
-    def _ask(self, number: int, consumer: _Consumer, from_id: int = -1) -> None:
+    def _ask(self, number: int, consumer: KnownConsumer, from_id: int = -1) -> None:
         """Asks for what is checked out from the next id on."""
         if number:
             consumer.asked_at = consumer.next_id
@@ -709,7 +711,8 @@ class QuorumClient(SessionClient):
         cancelled = [n for n in consumers if not self._consumers[n].cancelled]
         if renew:
             self._renew()
-        self._consumers = {0: _Consumer()}
+        self._stop_picking()
+        self._consumers = {0: KnownConsumer()}
         self._consumers[0].subscribed = True
         self._annotated.clear()
         self._asked_get = -1
@@ -768,6 +771,8 @@ class QuorumClient(SessionClient):
     def _refusal(self, reason: object) -> BrokerError:
         if reason == "exclusive":
             return exclusive_consumer(self.queue.subject)
+        if reason == FILTER_OF_SINGLE_ACTIVE:
+            return filter_of_single_active(self.queue.subject)
         if reason == "single_active":
             return get_on_single_active_consumer(self.queue.subject, "quorum")
         return super()._refusal(reason)

@@ -15,7 +15,7 @@ cdef class Consumer:
     cdef public int state
     cdef public str tag
     cdef public int64_t window
-    cdef public bint no_ack, exclusive, queued
+    cdef public bint no_ack, exclusive, filtered, queued
     cdef public object priority
     cdef public dict arguments
     cdef public uint64_t next_id

@@ -10,6 +10,7 @@
 | POLLER    | no     | (number 0: holds what basic.get took) end of the session   |
 
 A consumer of a suspected node keeps its state and is not served until NODE_UP.
+One with a filter is not in the service queue: its node picks messages for it (`filtering`).
 
 Single active consumer: with `single_active_strict` (the default) an active consumer that is
 cancelled or whose node is suspected stays the active one for as long as it holds messages: the
@@ -18,7 +19,7 @@ them. Without, the next one begins at once (RabbitMQ's rule). See ADR 0027. Whil
 reservation, it is who is active.
 
 Invariants: a consumer is in the service queue exactly when it is UP, its node is not suspected and
-it has credit; with single active consumer at most one is UP or QUIESCING.
+it has credit and no filter; with single active consumer at most one is UP or QUIESCING.
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ TAKEN = 2
 
 CONSUMER_EXISTS = "consumer_exists"
 EXCLUSIVE = "exclusive"
+FILTER_OF_SINGLE_ACTIVE = "filter"
 
 
 class Consumer:
     """One consumer and what it holds."""
 
     __slots__ = (
-        "arguments", "checked_out", "exclusive", "limit", "link", "next_id", "no_ack", "number",
-        "priority", "queued", "session", "settled_at_once", "state", "tag", "turn_limit",
+        "arguments", "checked_out", "exclusive", "filtered", "limit", "link", "next_id", "no_ack",
+        "number", "priority", "queued", "session", "settled_at_once", "state", "tag", "turn_limit",
         "turn_ms", "window",
     )  # fmt: skip
 
@@ -85,6 +87,8 @@ class Consumer:
         self.limit = -1
         #: Key of its link, which may go on without its session; empty: none (`links`).
         self.link = b""
+        #: It gets what its node picks.
+        self.filtered = False
         self.queued = False
         self.checked_out = runs.CheckedOut()
         #: Messages of the last SETTLE that settled some; 0 in version 1.
@@ -143,7 +147,7 @@ class Consumer:
         if version >= BATCHES_SINCE:
             packed += [self.turn_limit, self.turn_ms]
         if version >= OUTCOMES_SINCE:
-            packed += [self.limit, self.link]
+            packed += [self.limit, self.link, self.filtered]
         return packed
 
     def unpack(self, packed: list[Any]) -> None:
@@ -162,6 +166,8 @@ class Consumer:
             self.turn_limit, self.turn_ms = packed[11:13]
         if len(packed) > 13:
             self.limit, self.link = packed[13:15]
+        if len(packed) > 15:
+            self.filtered = packed[15]
 
 
 class QueueSession(Session):
@@ -204,6 +210,7 @@ class Consumers:
         """Puts a consumer at the end of the service queue, if it may be served and is not in it."""
         if (
             consumer.queued
+            or consumer.filtered
             or consumer.state != UP
             or consumer.room() <= 0
             or consumer.session.node in self.machine.down_nodes
@@ -271,6 +278,8 @@ class Consumers:
         """Returns why a consumer cannot be added; None when it can."""
         if number == 0 or number in session.consumers:
             return CONSUMER_EXISTS
+        if self.single_active and spec.get("filtered"):
+            return FILTER_OF_SINGLE_ACTIVE
         if self.machine.settings["exclusive_honoured"] and self.count:
             others = [c for c in self.all() if c.state < CANCELLED]
             if bool(spec.get("exclusive", False)) or any(other.exclusive for other in others):
@@ -293,6 +302,7 @@ class Consumers:
         if self.machine.version >= OUTCOMES_SINCE and spec.get("credited"):
             consumer.window = WINDOW_CREDITED
             consumer.limit = 0
+            consumer.filtered = bool(spec.get("filtered"))
         session.consumers[number] = consumer
         self.count += 1
         self.changes += 1

@@ -106,6 +106,7 @@ def _check_state(consumer: Consumer, consumers: Consumers, is_served: bool) -> N
     assert (consumer.number == 0) == (consumer.state == POLLER)
     may = (
         consumer.state == UP
+        and not consumer.filtered
         and consumer.session.node not in consumers.machine.down_nodes
         and consumer.room() > 0
     )

@@ -17,6 +17,7 @@ cdef class QuorumMachine(GroupMachine):
     cdef public int _attributes
     cdef public bint _deduplicates, is_frozen
     cdef public int64_t announced_due_ms, _expires_ms
+    cdef public uint64_t stirred_at
     @cython.locals(
         kind=int, flags=int, count=uint64_t, offset=Py_ssize_t, session=QueueSession,
         walk=CommandWalk, staged=dict,

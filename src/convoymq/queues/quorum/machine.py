@@ -22,6 +22,7 @@ The machine takes a command to the part that it is about:
 | `transactions`       | what counts together with others, here and elsewhere        |
 | `reservations`       | what named readers may do (ADR 0008), by their own rules;   |
 |                      | `reservation_holder` says what that means here              |
+| `filtering`          | what consumers with a filter get (ADR 0216)                 |
 | `questions`          | what is asked by ops, and answered by a map                 |
 | `snapshot`           | how all that is kept                                        |
 
@@ -45,7 +46,8 @@ Versions (ADR 0016):
        successor that nobody uses yet, and nothing expires (ADR 0128).
     6: GRANT, credit of consumers as an absolute limit (ADR 0200); MODIFY, what a consumer says of
        messages that it gives back (ADR 0201). Clients are told who is the single active consumer.
-       BEGIN and END, transactions (ADR 0204). Links that are resumed (ADR 0202).
+       BEGIN and END, transactions (ADR 0204). Links that are resumed (ADR 0202). Consumers with a
+       filter (ADR 0216).
 The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every node knows
 them (ADR 0086).
 
@@ -165,6 +167,9 @@ class QuorumMachine(GroupMachine):
         self.backlog = Backlog(self.settings["delivery_limit"])
         #: Flags of ENQUEUE that mean something.
         self._attributes = FLAGS_ATTRIBUTES if self.version >= 2 else 0
+        #: The last entry by which a message may have become ready before others that already were
+        #: (`filtering`); no part of the state.
+        self.stirred_at = self.index
         #: When the next message expires that is at a head, or the queue, as the effects said last.
         self.announced_due_ms = 0
         self._expires_ms = NONE
@@ -239,6 +244,9 @@ class QuorumMachine(GroupMachine):
                 deliveries.assign()
             if backlog.bounded:
                 deliveries.keep_length()
+        if backlog.stirred:
+            backlog.stirred = False
+            self.stirred_at = index
         # `timed` is a short cut that may differ between replicas; what was announced may not.
         timed = backlog.timed or backlog.expiry is not None
         if timed or self._expires_ms >= 0 or self.waiting.messages or self.announced_due_ms:
@@ -478,7 +486,8 @@ class QuorumMachine(GroupMachine):
             self.deliveries.assign()
         if flags & FLAG_DRAIN:
             consumers.grant(consumer, consumer.next_id)
-        ready = self.backlog.stored() if consumer.state == UP else 0
+        # Nobody knows how many a filter wants.
+        ready = self.backlog.stored() if consumer.state == UP and not consumer.filtered else 0
         self._reply(session, APPLIED_OK, [consumer.next_id, ready])
 
     def _get(self, session: QueueSession, settled: bool) -> None:
@@ -759,6 +768,7 @@ class QuorumMachine(GroupMachine):
         self.settings = known["settings"]
         self._clear()
         snapshot.unpack(self, known)
+        self.stirred_at = self.index
 
     # ---------------------------------------------------------------- looking at it
 

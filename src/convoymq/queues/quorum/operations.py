@@ -195,7 +195,7 @@ class Operations:
 
     def _claim(self, id: str, op: Mapping[str, object]) -> Summary:
         part, is_last = _number(op, "part"), op.get("last") is True
-        ranges, spec = _ranges(op.get("ranges")), op.get("spec")
+        ranges, spec = checked_ranges(op.get("ranges")), op.get("spec")
         if spec is not None and not (isinstance(spec, bytes) and len(spec) <= SPEC_BYTES_MAX):
             raise Refusal(MALFORMED)
         operation = self.by_id.get(id)
@@ -441,7 +441,7 @@ def _offsets(given: object) -> frozenset[int]:
     return frozenset(given)
 
 
-def _ranges(given: object) -> list[selection.Range]:
+def checked_ranges(given: object) -> list[selection.Range]:
     """Returns the entry index, command offset, first and last record of each."""
     if not isinstance(given, list) or len(given) > 4 * RANGES_MAX or len(given) % 4:
         raise Refusal(MALFORMED)

@@ -10,6 +10,7 @@ answered with a map, or refused with a reason.
 | renew                            | 4             | the queue's lease begins anew      |
 | of `queues.transactions`         | 6             |                                    |
 | claim_link                       | 6             | see `Links.claim`                  |
+| pick                             | 6             | see `filtering.pick`               |
 
 A version that does not know an op refuses it as malformed.
 """
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.queues import transactions
 from convoymq.queues.link_claims import CLAIM
-from convoymq.queues.quorum import operations
+from convoymq.queues.quorum import filtering, operations
 from convoymq.queues.quorum.consumers import OUTCOMES_SINCE, QueueSession
 from convoymq.queues.quorum.delayed import BAD_CANCEL, CANCEL_SCHEDULED
 from convoymq.queues.reservations import MALFORMED
@@ -48,7 +49,7 @@ def answer(machine: QuorumMachine, session: QueueSession, body: bytes, length: i
     except ValueError:
         machine._reply(session, APPLIED_REJECTED, MALFORMED)
         return
-    reason, reply = _apply(machine, op)
+    reason, reply = _apply(machine, session, op)
     if reason is not None:
         machine._reply(session, APPLIED_REJECTED, reason)
         return
@@ -59,7 +60,7 @@ def answer(machine: QuorumMachine, session: QueueSession, body: bytes, length: i
             machine.effects.append((EFFECT_TIMER, reservation.due_ms))
 
 
-def _apply(machine: QuorumMachine, op: Packed) -> tuple[str | None, object]:
+def _apply(machine: QuorumMachine, session: QueueSession, op: Packed) -> tuple[str | None, object]:
     kind, version = op.get("op"), machine.version
     if version >= 2 and kind == DELETE_CHECK:
         return _check_delete(machine, op)
@@ -74,6 +75,8 @@ def _apply(machine: QuorumMachine, op: Packed) -> tuple[str | None, object]:
         return machine.transactions.apply(op)
     if version >= OUTCOMES_SINCE and kind == CLAIM:
         return machine.links.claim(op)
+    if version >= OUTCOMES_SINCE and kind == filtering.PICK:
+        return filtering.pick(machine, session, op)
     return machine.reservations.apply(op, machine.index, machine.time_ms)
 
 

@@ -69,6 +69,7 @@ from convoymq.queues.quorum.delayed import CANCEL_SCHEDULED
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.operation_mover import OperationMover
 from convoymq.queues.quorum.peeking import peek
+from convoymq.queues.quorum.picking import FilterReader
 from convoymq.queues.quorum.questions import (
     DELETE_CHECK,
     EXPIRED_UNUSED,
@@ -94,7 +95,6 @@ from convoymq.queues.reservation_reads import (
     Room,
     RunsRequest,
     no_wait,
-    serve,
 )
 from convoymq.replication.machine import (
     EFFECT_ACTIVITY,
@@ -146,6 +146,7 @@ class QuorumQueue(GroupQueue):
         consumer_arguments=frozenset((PRIORITY_ARGUMENT, TIMEOUT_ARGUMENT)),
         times_consumers=True,
         modifies=True,
+        filters=True,
     )
 
     def __init__(
@@ -546,7 +547,7 @@ class QuorumQueue(GroupQueue):
         subject = self.subject
         question = {"op": DELETE_CHECK, "if_unused": if_unused, "if_empty": if_empty}
         try:
-            answer = await self._reservation_client.ask(question)
+            answer: Row = await self._reservation_client.ask(question)
         except ReservationRefused as refused:
             if refused.reason == IN_USE:
                 raise in_use(subject) from None
@@ -554,9 +555,7 @@ class QuorumQueue(GroupQueue):
                 raise not_empty(subject) from None
             # Version 1 of the machine does not know the question.
             raise conditional_delete("if-unused" if if_unused else "if-empty", subject) from None
-        messages = answer["messages"]
-        assert isinstance(messages, int)
-        return messages
+        return int(answer["messages"])
 
     async def operation(self, op: Mapping[str, object]) -> Row:
         return await self._reservation_client.ask(op)
@@ -675,6 +674,11 @@ class QuorumQueue(GroupQueue):
     async def reservation(self, op: Mapping[str, object]) -> Row:
         return await self._reservation_client.op(op)
 
+    @property
+    def filter_reader(self) -> FilterReader:
+        """Returns what scans replicas for consumers with a filter."""
+        return self._reservation_client.filter_reader
+
     async def claim_link(self, key: bytes, tags: Iterable[bytes]) -> tuple[int, list[int]]:
         """See `Queue`."""
         answer: Row = await self._reservation_client.ask(claim_of(key, tags))
@@ -698,10 +702,8 @@ class QuorumQueue(GroupQueue):
         """See `Queue`. The queue's log decides which of them still wait."""
         self.check_serves_delays()
         op = {"op": CANCEL_SCHEDULED, "messages": [list(place) for place in places]}
-        answer = await self._reservation_client.ask(op)
-        cancelled = answer["cancelled"]
-        assert isinstance(cancelled, int)
-        return cancelled
+        answer: Row = await self._reservation_client.ask(op)
+        return int(answer["cancelled"])
 
     async def peek(self, position: int) -> ReservedRun | None:
         replica = self.replica()
@@ -710,14 +712,13 @@ class QuorumQueue(GroupQueue):
         return peek(self, replica.machine, position)
 
     async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
-        return await serve(self._reservation_client, request, room)
+        return await self._reservation_client.serve(request, room)
 
     def reservations(self) -> list[dict[str, object]]:
         replica = self.replica()
         if replica is None or not replica.is_leader:
             return []
-        machine: QuorumMachine = replica.machine
-        return machine.reservations.infos()
+        return list(replica.machine.reservations.infos())
 
     def activity(self) -> list[tuple[int, int, str]]:
         replica = self.replica()

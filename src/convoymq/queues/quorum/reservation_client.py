@@ -27,6 +27,7 @@ from convoymq.model.errors import (
 )
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.queues.null_events import NullEvents
+from convoymq.queues.quorum.picking import FIND, FilterReader
 from convoymq.queues.reservation_reads import (
     BROWSE,
     PAGE_RUNS_MAX,
@@ -38,11 +39,13 @@ from convoymq.queues.reservation_reads import (
     Fields,
     Page,
     ReservedRun,
+    Room,
     RunsRequest,
     checked_cursor,
     checked_numbers,
     decode_runs,
     opened,
+    serve,
 )
 from convoymq.queues.reservations import (
     Answer,
@@ -83,6 +86,7 @@ class ReservationClient(NullEvents):
         self.waiters: list[asyncio.Future[None]] = []
         """Readers that wait for the replica; `on_applied` wakes them."""
         self._touched: dict[str, tuple[int, int]] = {}
+        self._filter_reader: FilterReader | None = None
 
     @property
     def _subject(self) -> Subject:
@@ -156,7 +160,16 @@ class ReservationClient(NullEvents):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._filter_reader is not None:
+            self._filter_reader.tasks.cancel()
         self.on_applied()
+
+    @property
+    def filter_reader(self) -> FilterReader:
+        """Returns what scans replicas for consumers with a filter."""
+        if self._filter_reader is None:
+            self._filter_reader = FilterReader(self._queue, self)
+        return self._filter_reader
 
     # --- reads ---------------------------------------------------------------------------
 
@@ -171,7 +184,7 @@ class ReservationClient(NullEvents):
         found = await self._local_runs(request, LOCAL_WAIT_S)
         if found is not None:
             return found
-        first, after, encoded = await self._ask_members([RUNS, *request.for_link()])
+        first, after, encoded = await self.ask_members([RUNS, *request.for_link()])
         return int(first), int(after), decode_runs(encoded)
 
     async def browse(
@@ -185,8 +198,14 @@ class ReservationClient(NullEvents):
         if found is not None:
             return found
         request: list[object] = [BROWSE, cursor, max_rows, min(max_bytes, REMOTE_BYTES_MAX)]
-        rest, encoded = await self._ask_members(request)
+        rest, encoded = await self.ask_members(request)
         return rest, decode_runs(encoded)
+
+    async def serve(self, request: Fields, room: Room) -> list[object]:
+        """Answers another node's request; see `reservation_reads.serve`."""
+        if request[:1] == [FIND]:
+            return await self.filter_reader.serve(request[1:])
+        return await serve(self, request, room)
 
     async def local_op(self, op: Mapping[str, object]) -> Answer:
         """See `reservation_reads.LocalReservations`."""
@@ -206,7 +225,7 @@ class ReservationClient(NullEvents):
         """See `reservation_reads.LocalReservations`."""
         return await self._local_browse(cursor, max_rows, max_bytes)
 
-    async def _ask_members(self, request: list[object]) -> Fields:
+    async def ask_members(self, request: list[object]) -> Fields:
         """Returns the first answer of another member, the leader first."""
         queue = self._queue
         if queue.deleted:
@@ -256,7 +275,7 @@ class ReservationClient(NullEvents):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
-            machine = self._machine()
+            machine = self.machine()
             if machine is None:
                 return None
             if machine.index >= epoch:
@@ -270,9 +289,10 @@ class ReservationClient(NullEvents):
             left = deadline - loop.time()
             if left <= 0:
                 return None
-            await self._until_applied(min(left, WAIT_STEP_S))
+            await self.until_applied(min(left, WAIT_STEP_S))
 
-    async def _until_applied(self, timeout: float) -> None:
+    async def until_applied(self, timeout: float) -> None:
+        """Waits until the replica here has applied an entry, for a time at most."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiters.append(waiter)
         try:
@@ -294,7 +314,7 @@ class ReservationClient(NullEvents):
     async def _local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
     ) -> tuple[list[int] | None, list[ReservedRun]] | None:
-        machine = self._machine()
+        machine = self.machine()
         if machine is None:
             return None
         seen, *place = checked_cursor(cursor, 4)
@@ -349,7 +369,8 @@ class ReservationClient(NullEvents):
                 await asyncio.sleep(0)
         return True
 
-    def _machine(self) -> QuorumMachine | None:
+    def machine(self) -> QuorumMachine | None:
+        """Returns that of the replica here, if it is up to date. Raises NotFound."""
         replica = self._queue.replica()
         if replica is None:
             return None
