@@ -62,7 +62,7 @@ def _outgoing(link: Outgoing) -> Row:
         "filter": [_filter(*each) for each in link.filters.items()],
         "delivery_count": link.delivery_count,
         "credit": link.credit,
-        "consumer_timeout": False,
+        "consumer_timeout": isinstance(link, Sender) and link.timeout_ms > 0,
     }
 
 

@@ -40,6 +40,7 @@ from convoymq.edges.amqp10.performatives import (
 from convoymq.edges.amqp10.recovery import Resumed, is_resumable, key_of, resume, resumes
 from convoymq.edges.amqp10.serial import messages_ahead
 from convoymq.edges.amqp10.states import LinkState, SessionState
+from convoymq.edges.amqp10.timeouts import SettleTimeout, timeout_ms_of
 from convoymq.kernels.amqp10_delivery import plain_transfers
 from convoymq.kernels.batch import record
 from convoymq.kernels.content import split_record
@@ -101,7 +102,19 @@ class Sender(Outgoing):
         """Bytes of a message of those that were sent last; 0: none was."""
         self._early: Flow | None = None
         self._active: bool | None = None
+        self.timeout_ms = 0 if self.settled else timeout_ms_of(attach, queue)
+        """Time that the client has to settle a delivery; 0: as long as it takes."""
+        self._timeout: SettleTimeout | None = None
         self._detach: Detach | None = None
+
+    def enter(self, state: LinkState) -> None:
+        """See `Link`."""
+        super().enter(state)
+        if self._timeout is not None:
+            self._timeout.stop()
+            self._timeout = None
+        if state is LinkState.ATTACHED and self.timeout_ms:
+            self._timeout = SettleTimeout(self, self.timeout_ms)
 
     # --- attaching -----------------------------------------------------------------------------
 
@@ -455,7 +468,7 @@ class Sender(Outgoing):
             "prefetch_count": 0,
             "exclusive": False,
             "active": self._active is not False,
-            "consumer_timeout": None,
+            "consumer_timeout": self.timeout_ms or None,
             "activity_status": "up",
             "arguments": {},
             "ignored_arguments": [],

@@ -92,6 +92,22 @@ class Unsettled:
         self._count -= count
         return found
 
+    def take_before(self, delivery_id: int, link: Sender) -> list[Run]:
+        """Forgets the deliveries of a link that were made before one with an id, and returns
+        them."""
+        runs = self._runs
+        if not self._of.get(link):
+            return []
+        end = self._cut(runs[0].first + ahead(delivery_id, runs[0].first))
+        found = [each for each in runs[:end] if each.link is link]
+        runs[:end] = [each for each in runs[:end] if each.link is not link]
+        count = sum(each.count for each in found)
+        self._count -= count
+        self._of[link] -= count
+        if not self._of[link]:
+            del self._of[link]
+        return found
+
     def clear(self) -> None:
         """Forgets all."""
         self._runs.clear()

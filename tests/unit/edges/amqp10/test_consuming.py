@@ -29,7 +29,16 @@ from convoymq.edges.amqp10.performatives import (
 )
 from convoymq.edges.amqp10.session import Session
 from convoymq.messages.amqp091 import Properties
-from convoymq.messages.amqp10.values import Described, Int, Symbol, Timestamp, ULong, decode, encode
+from convoymq.messages.amqp10.values import (
+    Described,
+    Int,
+    Symbol,
+    Timestamp,
+    UInt,
+    ULong,
+    decode,
+    encode,
+)
 from convoymq.messages.record import content_of, names_of
 from convoymq.model.tables import Table
 from tests.unit.edges.amqp10.fakes import WINDOW, Client, CreditQueue, FakeBroker, message, of_kind
@@ -645,3 +654,33 @@ async def test_a_selector_of_jms_is_refused(serves: bool, condition: str, text: 
     detach = (await client.heard())[-1]
     assert detach.error.condition == condition
     assert detach.error.description.startswith(text)
+
+
+@pytest.mark.provokes("amqp.acknowledgement_late")
+@pytest.mark.parametrize("by", ["link", "queue"])
+async def test_what_is_not_settled_in_time_returns_and_the_link_goes_on(
+    client: Client, queue: CreditQueue, by: str
+) -> None:
+    queue.features = replace(queue.features, times_consumers=True)
+    queue.consumer_timeout_ms = 10_000 if by == "queue" else 70_000
+    asked = {Symbol("rabbitmq:consumer-timeout"): UInt(10_000)} if by == "link" else None
+    await client.attach_receiver("/queues/q", properties=asked)
+    client.credit(2)
+    assert len(of_kind(await client.heard(), Transfer)) == 2
+    client.settle(1, Accepted())
+    client.shell.advance(9)
+    assert of_kind(await client.heard(), Disposition) == []
+    client.shell.advance(5)
+    client.shell.advance(5)
+    (told,) = of_kind(await client.heard(), Disposition)
+    assert told == Disposition(role=False, first=0, last=0, settled=False, state=Released())
+    (returned,) = calls(queue, "return")
+    assert list(returned[2]) == [0, 0]
+    # What the client says of it now is late, and the link gets more.
+    client.settle(0, Accepted())
+    client.credit(5, counted=2)
+    assert len(of_kind(await client.heard(), Transfer)) == 2
+    client.connection.lost()
+    await client.heard()
+    client.shell.advance(20)
+    assert len(calls(queue, "return")) == 1, "nobody looks any more"

@@ -27,6 +27,7 @@ STEPS = st.lists(
         st.tuples(st.just("add"), st.sampled_from(LINKS), st.integers(1, 5), st.integers(0, 2)),
         st.tuples(st.just("take"), st.integers(-9, 40), st.integers(-2, 40), st.booleans()),
         st.tuples(st.just("end"), st.sampled_from(LINKS), st.just(0), st.just(0)),
+        st.tuples(st.just("late"), st.sampled_from(LINKS), st.integers(0, 9), st.just(0)),
     ),
     max_size=40,
 )
@@ -44,6 +45,13 @@ def test_they_are_a_dictionary(begin: int, steps: list[tuple[str, Any, int, Any]
             for each in range(count):
                 model[following(next_id, each)] = what, message_id + each
             next_id, message_id = following(next_id, count), message_id + count
+        elif kind == "late":
+            before = following(next_id, -count)
+            late = {n: at for n, at in model.items() if at[0] == what and ahead(n, before) < 0}
+            found = held.take_before(before, what)
+            assert sorted(pairs(found)) == sorted((n, *at) for n, at in late.items())
+            for each in late:
+                del model[each]
         elif kind == "take":
             first = following(begin, what)
             last = following(first, count)
