@@ -177,6 +177,21 @@ async def test_refusals_of_sends(
     assert remark in str(answer.remark)
 
 
+async def test_numbers_that_are_too_large_harm_no_send_beside_them(running: Running) -> None:
+    """They arrive in one turn: one append of the store."""
+    client, topic = running.client, "numbers"
+    await client.send(topic)
+    for letter in "fhj":
+        for number in (1 << 31, -(1 << 31) - 1, (1 << 63) - 1):
+            sends = client.send(topic), client.send(topic, **{letter: number}), client.send(topic)
+            codes = [answer.code for answer in await asyncio.gather(*sends)]
+            assert codes == [Answer.SUCCESS, Answer.MESSAGE_ILLEGAL, Answer.SUCCESS]
+    most = await client.send(topic, j=(1 << 31) - 1)
+    fields = {"group": "again", "offset": int(most.fields["msgId"][16:], 16), "delayLevel": 0}
+    assert (await client.ask(Request.CONSUMER_SEND_MSG_BACK, **fields)).code == Answer.SUCCESS
+    assert [m.queue_offset for m in await client.all(topic)] == list(range(20))
+
+
 async def test_a_body_that_is_too_large_is_refused(running: Running) -> None:
     answer = await running.client.send("large", bytes((4 << 20) + 1))
     assert answer.code == Answer.MESSAGE_ILLEGAL

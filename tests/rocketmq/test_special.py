@@ -19,7 +19,7 @@ from convoymq.rocketmq.remoting.values import TopicConfig
 from convoymq.rocketmq.special.pop_records import Receipt
 from convoymq.rocketmq.special.service import SpecialServices
 from convoymq.rocketmq.store.types import Message
-from tests.rocketmq.broker_client import Client, Running, records
+from tests.rocketmq.broker_client import Client, Running, batch, records
 from tests.rocketmq.groups import Groups
 from tests.running import until
 
@@ -142,6 +142,33 @@ async def test_what_waits_outlives_a_restart(tmp_path: Path) -> None:
     point = await running.client.ask(Request.GET_TIMER_CHECK_POINT)
     assert len(point.body) == 56
     assert (await running.client.ask(Request.GET_TIMER_METRICS)).code == Answer.SUCCESS
+    await running.stop()
+
+
+@pytest.mark.provokes("rocketmq.special_services")
+async def test_a_copied_key_loses_no_message(tmp_path: Path) -> None:
+    """Programs send what they received with all its properties, to brokers of the same names."""
+    running = await begin(tmp_path)
+    client = running.client
+    fields = await half(client, "t", b"half")
+    await client.send("t", b"level", i=properties(DELAY=2))
+    await client.send("t", b"time", i=properties(TIMER_DELAY_MS=2000))
+    for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"):
+        queue = 1 if topic == "SCHEDULE_TOPIC_XXXX" else 0
+        key = properties(ESCAPE_KEY=f"b:{topic}:{queue}:0")
+        await client.send("copies", b"x", i=key)
+        await client.send("copies", batch((b"y", f"a\x01b\x02{key}"), (b"z", key)), m=True)
+        refused = await client.send("copies", b"x", i=key, escapeKey=f"b:{topic}:{queue}:0")
+        assert refused.code == Answer.INVALID_PARAMETER
+    copies = await client.all("copies")
+    assert [bytes(m.body) for m in copies] == [b"x", b"y", b"z"] * 3
+    assert not [m for m in copies if "ESCAPE_KEY" in m.properties]
+    assert copies[1].properties["a"] == "b"
+    await running.stop()
+    running = await begin(tmp_path)
+    assert (await end(running.client, fields, 8)).code == Answer.SUCCESS
+    found = await pull_all(running.client, "t", 3)
+    assert sorted(bytes(m.body) for m in found) == [b"half", b"level", b"time"]
     await running.stop()
 
 

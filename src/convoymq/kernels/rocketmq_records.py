@@ -135,6 +135,11 @@ def _write_topic(q: cython.p_uchar, topic: bytes) -> cython.p_uchar:
 
 
 @cython.cfunc
+def _is_int32(number) -> cython.bint:
+    return -0x80000000 <= number <= 0x7FFFFFFF
+
+
+@cython.cfunc
 def _measure(draft, host: bytes, count: cython.pointer(cython.Py_ssize_t)) -> cython.Py_ssize_t:
     """Bytes of a draft's records, ILLEGAL or PROPERTIES_TOO_LONG."""
     topic: bytes = draft.topic.encode()
@@ -146,6 +151,9 @@ def _measure(draft, host: bytes, count: cython.pointer(cython.Py_ssize_t)) -> cy
         return -1
     if len(properties) > _PROPERTIES_MAX:
         return -2
+    if not (_is_int32(draft.flag) and _is_int32(draft.sys_flag)
+            and _is_int32(draft.reconsume_times)):  # fmt: skip
+        return -1
     fixed: cython.Py_ssize_t = (
         _FIXED + len(born) + len(host) + (2 if len(topic) > 127 else 1) + len(topic) + 2
     )

@@ -84,6 +84,8 @@ class Intake:
     async def _send_once(self, command: Command, key: Key | None) -> Command:
         if key is None:
             raise Refusal(Answer.INVALID_PARAMETER, "no key of an escaped message")
+        if key.broker == self.name:
+            raise Refusal(Answer.INVALID_PARAMETER, f"{self.name} takes no message of its own")
         header = Header(command)
         topic = self._parts.topics.get(header.needed("b"))
         if topic is None or not topic.perm & PERM_WRITE:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from convoymq.model.errors import Unavailable
+from convoymq.rocketmq.acting.escape import KEY_PROPERTY
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from convoymq.rocketmq.broker.settings import BrokerSettings
@@ -57,6 +58,13 @@ _V2 = {
     "j": "reconsumeTimes", "k": "unitMode", "l": "maxReconsumeTimes", "m": "batch",
 }  # fmt: skip
 _PORT = struct.Struct(">i")
+
+
+_NOT_OF_CLIENTS = ("MSG_REGION", "CLUSTER", "POP_CK", "TRACE_ON", KEY_PROPERTY)
+"""Properties that brokers set. A copied `ESCAPE_KEY` would say that another message has left."""
+_MARKS = tuple(f"{name}\x01".encode() for name in _NOT_OF_CLIENTS)
+_BATCH_HEAD = 20
+"""Bytes before the body of a message of a batch."""
 
 
 def refusal_of(status: PutStatus, message_bytes_max: int) -> Refusal:
@@ -290,8 +298,11 @@ class Sender:
         if topic.topic_filter_type == "MULTI_TAG":
             flag |= SysFlag.MULTI_TAGS
         properties, key = self._complete(properties, is_batch=is_batch)
+        body = bytes(command.body)
+        if is_batch and KEY_PROPERTY.encode() in body:
+            body = _without_keys(body)
         return Draft(
-            name, queue, bytes(command.body), properties, header.number("h"), flag,
+            name, queue, body, properties, header.number("h"), flag,
             header.number("g"), self._born_host(connection), reconsumed, is_batch=is_batch,
         ), key  # fmt: skip
 
@@ -308,9 +319,9 @@ class Sender:
 
     def _complete(self, properties: bytes, *, is_batch: bool = False) -> tuple[bytes, str]:
         """Returns properties with the broker's own, and the message's unique key."""
-        for name in (b"MSG_REGION\x01", b"CLUSTER\x01", b"POP_CK\x01", b"TRACE_ON\x01"):
-            if name in properties:
-                properties = without(properties, "MSG_REGION", "CLUSTER", "POP_CK", "TRACE_ON")
+        for mark in _MARKS:
+            if mark in properties:
+                properties = without(properties, *_NOT_OF_CLIENTS)
                 break
         if properties and properties[-1:] != b"\x02":
             properties += b"\x02"
@@ -423,7 +434,7 @@ class Sender:
         draft.topic = topic.topic_name
         draft.queue_id = random.randrange(topic.write_queue_nums)
         draft.properties = encode_properties(properties)
-        draft.reconsume_times += 1
+        draft.count_again()
         (placed,) = await parts.put([draft])
         if placed.status not in STORED:
             raise Refusal(Answer.SYSTEM_ERROR, placed.status.name)
@@ -489,6 +500,22 @@ def without(properties: bytes, *gone: str) -> bytes:
         pair + b"\x02"
         for pair in properties.split(b"\x02") if pair and not pair.startswith(prefixes)
     )  # fmt: skip
+
+
+def _without_keys(batch: bytes) -> bytes:
+    """Returns the body of a batch without keys of escaped messages. What cannot be read stays."""
+    parts, at = [], 0
+    while at + _BATCH_HEAD <= len(batch):
+        end = at + _BATCH_HEAD + int.from_bytes(batch[at + 16 : at + 20], "big")
+        following = end + 2 + int.from_bytes(batch[end : end + 2], "big")
+        if following > len(batch):
+            break
+        properties = without(batch[end + 2 : following], KEY_PROPERTY)
+        size = end + 2 - at + len(properties)
+        head = size.to_bytes(4, "big") + batch[at + 4 : end]
+        parts += [head, len(properties).to_bytes(2, "big"), properties]
+        at = following
+    return b"".join(parts) + batch[at:]
 
 
 def no_group(group: str) -> Refusal:

@@ -307,7 +307,7 @@ class Pops:
         """Returns a message that comes back as it is put."""
         draft = message.draft()
         draft.topic, draft.queue_id = self.retry_topic_of(checkpoint), 0
-        draft.reconsume_times += 1
+        draft.count_again()
         first = message.properties.get(FIRST_POP_TIME, str(checkpoint.pop_ms))
         return changed(draft, (), {FIRST_POP_TIME: first}, message.properties)
 

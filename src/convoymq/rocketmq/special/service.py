@@ -389,7 +389,7 @@ class SpecialServices:
         client.channel.send(request(Request.CHECK_TRANSACTION_STATE, fields, body, one_way=True))
         self.state.transactions.checked(check.offset)
 
-    async def _end_transaction(self, _connection: Connection, command: Command) -> Command | None:
+    async def _end_transaction(self, _connection: Connection, command: Command) -> Command:
         parts = self._parts
         if not parts.role.runs_special_services:
             raise Refusal(
@@ -398,8 +398,11 @@ class SpecialServices:
             )  # fmt: skip
         await self._await_running()
         number = command.number("commitOrRollback")
+        if not number:
+            # A producer that does not know yet: it is asked later.
+            return command.answer()
         if number not in (End.COMMIT, End.ROLLBACK):
-            return None
+            raise Refusal(Answer.SYSTEM_ERROR, f"no end of a transaction: {number}")
         offset = command.number("tranStateTableOffset")
         while (other := self._ending.get(offset)) is not None:
             await other

@@ -78,6 +78,9 @@ class Boundary(Enum):
     """The last that was stored at that time or earlier."""
 
 
+RECONSUME_TIMES_MAX = 0x7FFF_FFFF
+
+
 @dataclass(slots=True)
 class Draft:
     """A message that is to be stored."""
@@ -98,6 +101,10 @@ class Draft:
     is_batch: bool = False
     """The body holds several messages (SEND_BATCH_MESSAGE), each with a body and properties of its
     own; `properties` go to each of them."""
+
+    def count_again(self) -> None:
+        """The message is consumed once more."""
+        self.reconsume_times = min(self.reconsume_times + 1, RECONSUME_TIMES_MAX)
 
 
 @dataclass(slots=True)
