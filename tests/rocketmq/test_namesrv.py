@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,19 @@ async def test_a_silent_broker_is_gone_and_its_connection_closed(begin: Begin) -
     )
     assert (answer.fields, answer.body) == ({"changed": "true"}, b"")
     await broker.stop()
+
+
+async def test_a_silent_broker_is_looked_for_when_its_time_is_over(begin: Begin) -> None:
+    client = await begin()
+    server = client.server
+    server.settings = replace(server.settings, scan_ms=5000)
+    assert server.next_scan_ms() == 5000
+    await client.register(0, heartbeatTimeoutMillis="10000")
+    assert server.next_scan_ms() == 5000
+    client.clock.ms += 7000
+    assert server.next_scan_ms() == 3001
+    await client.ask(Request.BROKER_HEARTBEAT, {"clusterName": "c", "brokerAddr": "127.0.0.1:1"})
+    assert server.next_scan_ms() == 5000
 
 
 async def test_members_of_a_group_are_asked_for_and_unregister(begin: Begin) -> None:

@@ -53,6 +53,7 @@ from convoymq.rocketmq.settings import build, pairs_of
 log = structlog.get_logger()
 
 NOTIFY_TIMEOUT_S = 0.3
+SCAN_MS_MIN = 10
 """A broker that cannot be told so soon finds out by asking."""
 
 _Method: TypeAlias = Callable[[Command], Command]
@@ -220,9 +221,17 @@ class NameServer:
     def _on_closed(self, connection: Connection) -> None:
         self._tell(self.tables.on_closed(connection))
 
+    def next_scan_ms(self) -> int:
+        """Returns the time until the next look: a silent broker ends on time, not up to an interval
+        later."""
+        end_ms, most_ms = self.tables.first_end_ms(), self.settings.scan_ms
+        if end_ms is None:
+            return most_ms
+        return max(SCAN_MS_MIN, min(most_ms, end_ms - self._now_ms()))
+
     async def _scan(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.scan_ms / 1000)
+            await asyncio.sleep(self.next_scan_ms() / 1000)
             connections, notify = self.tables.scan(self._now_ms())
             for connection in connections:
                 if isinstance(connection, Connection):

@@ -32,7 +32,7 @@ class NamesrvSettings(ServerSettings):
         "the home directory.",
     )  # fmt: skip
     scan_ms: int = key(
-        "scanNotActiveBrokerInterval", 5000, "Time between two looks for brokers that are silent.",
+        "scanNotActiveBrokerInterval", 5000, "Longest time between two looks for silent brokers.",
         unit="ms", low=10, high=3_600_000,
     )  # fmt: skip
     support_acting_master: bool = key(

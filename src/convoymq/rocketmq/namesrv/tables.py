@@ -275,6 +275,10 @@ class RouteTables:
         keys = self._of_connection.get(connection, ())
         return self.unregister([self._live[key].replica for key in list(keys)])
 
+    def first_end_ms(self) -> int | None:
+        """Returns when `scan` ends the first replica, if none is heard of; None: there is none."""
+        return min((x.heard_ms + x.timeout_ms + 1 for x in self._live.values()), default=None)
+
     def scan(self, now_ms: int) -> tuple[list[object], tuple[Notify, ...]]:
         """Ends replicas that were silent for their time-out. Returns their connections, which are
         of no use any more, and notifications to send."""
