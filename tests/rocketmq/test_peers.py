@@ -176,6 +176,7 @@ def test_mqadmin(peers: Peers, arguments: tuple[str, ...], text: str) -> None:
         (("getBrokerConfig",), "enablePropertyFilter"),
         (("updateBrokerConfig", "-k", "traceOn", "-v", "false"), "success"),
         (("brokerConsumeStats",), "Diff Total"),
+        (("haStatus",), "MasterCommitLogMaxOffset"),
         (("cleanUnusedTopic",), "success"),
     ],
 )  # fmt: skip

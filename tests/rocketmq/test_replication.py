@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -128,9 +129,32 @@ async def test_an_acknowledged_message_is_on_both(begin: Begin, flush: str) -> N
     (link,) = replication(master).links()
     assert (link.slave, link.acked, link.in_sync) == (1, copied.max_offset, True)
     assert copied.queue_max("t", 0) == 200
+    await check_status(pair, copied.max_offset)
     await pair.end(master)
     await until(lambda: replication(slave).state == "READY")
     assert replication(slave).master_silent_ms() is None
+
+
+async def check_status(pair: Pair, end: int) -> None:
+    """Both tell what `mqadmin haStatus` asks for."""
+    await until(lambda: replication(pair.master).links()[0].sent == end)
+    answer = await pair.master.client.ask(Request.GET_BROKER_HA_STATUS)
+    status = json.loads(bytes(answer.body))
+    (slave,) = status["haConnectionInfo"]
+    assert slave.pop("transferredByteInSecond") >= 0
+    assert slave == {
+        "addr": pair.slave.client.address, "slaveAckOffset": end, "diff": 0, "inSync": True,
+        "transferFromWhere": end,
+    }  # fmt: skip
+    assert (status["master"], status["inSyncSlaveNums"]) == (True, 1)
+    assert status["masterCommitLogMaxOffset"] == end
+    answer = await pair.slave.client.ask(Request.GET_BROKER_HA_STATUS)
+    status = json.loads(bytes(answer.body))
+    link, now_ms = status["haClientRuntimeInfo"], pair.master.broker.now_ms()
+    assert (status["master"], link["maxOffset"]) == (False, end)
+    assert link["masterAddr"] == f"127.0.0.1:{replication(pair.master).port}"
+    for name in ("lastReadTimestamp", "lastWriteTimestamp"):
+        assert abs(now_ms - link[name]) < 1000 * PATIENCE_S
 
 
 @pytest.mark.asyncio

@@ -199,6 +199,11 @@ class Slave(Member):
         """Returns how long ago the master was heard; None: nothing is transferred."""
         return now_ms - self._heard_ms if self.state is SlaveState.TRANSFER else None
 
+    @property
+    def times_ms(self) -> tuple[int, int]:
+        """Returns when the master was heard, and when it had a report; 0: never."""
+        return self._heard_ms, self._reported_ms
+
     def is_silent(self, now_ms: int) -> bool:
         """Returns whether the link has to end: nothing arrived for too long."""
         return (self.silent_ms(now_ms) or 0) >= self.settings.silence_ms

@@ -43,6 +43,7 @@ from convoymq.rocketmq.ha.requests import (
     question_of,
     reply_of,
 )
+from convoymq.rocketmq.ha.status import HaStatus
 from convoymq.rocketmq.machine import Listening, Machine
 from convoymq.rocketmq.remoting.client import RemotingClient, split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -74,11 +75,14 @@ _STATUS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlaveView:
     """A slave that is connected, as administration shows it. `slave`: its broker id, None for one
-    of RocketMQ's, which does not say."""
+    of RocketMQ's, which does not say; nor does that say its address."""
 
+    link: int
     host: str
+    address: str
     slave: int | None
     acked: int
+    sent: int
     in_sync: bool
     silent_ms: int
 
@@ -131,7 +135,8 @@ class GroupReplication:
         """In the order in which they came."""
         self._comparing = asyncio.Lock()
         self._begins = False
-        self._ha_address: str | None = None
+        self.ha_address: str | None = None
+        """Address that this slave copies from."""
         self._master_address: str | None = None
         self._link: MasterLink | None = None
         self._wakes = asyncio.Event()
@@ -157,6 +162,8 @@ class GroupReplication:
             )
         register(Request.COMPARE_LOGS, self._on_compare)
         register(Request.FETCH_LOG, self._on_fetch)
+        self._status = HaStatus(self)
+        register(Request.GET_BROKER_HA_STATUS, self._status.on_status)
 
     def _load(self) -> Book | None:
         try:
@@ -228,14 +235,21 @@ class GroupReplication:
             return ()
         now, least = self._steady_ms(), self._log.max_offset - self._settings.gap_bytes_max
         return [
-            SlaveView(host=each.host, slave=each.slave, acked=each.acked,
-                      in_sync=each.acked > least, silent_ms=now - each.heard_ms)
+            SlaveView(link=each.number, host=each.host, address=each.address, slave=each.slave,
+                      acked=each.acked, sent=each.next, in_sync=each.acked > least,
+                      silent_ms=now - each.heard_ms)
             for each in self.master.links.values() if each.is_known
         ]  # fmt: skip
 
     def master_silent_ms(self) -> int | None:
         """Returns how long ago this slave heard of its master; None: it transfers nothing."""
         return self.slave.silent_ms(self._steady_ms()) if self.slave else None
+
+    def master_times_ms(self) -> tuple[int, int]:
+        """Returns by the wall clock when this slave heard of its master, and reported to it."""
+        assert self.slave is not None
+        ahead_ms = self._machine.wall_ms() - self._steady_ms()
+        return tuple(ms and ms + ahead_ms for ms in self.slave.times_ms)  # type: ignore[return-value]
 
     # --- for pre-online --------------------------------------------
 
@@ -261,6 +275,11 @@ class GroupReplication:
                 call(life)
             self.on_appended()
         return master.takes_writes
+
+    @property
+    def end(self) -> int:
+        """Returns the end of the log."""
+        return self._log.max_offset
 
     @property
     def whole_end(self) -> int:
@@ -309,10 +328,10 @@ class GroupReplication:
         """
         if self.slave is None:
             return
-        same = (ha_address, address) == (self._ha_address, self._master_address)
+        same = (ha_address, address) == (self.ha_address, self._master_address)
         if same and self.slave.state is SlaveState.TRANSFER:
             return
-        self._ha_address, self._master_address = ha_address, address
+        self.ha_address, self._master_address = ha_address, address
         self._end_link("another master is to be followed")
         if ha_address is None:
             self.slave.shut_down()
@@ -431,11 +450,11 @@ class GroupReplication:
     # --- a slave's link -----------------------------------------------------------------------
 
     async def _follow(self, slave: Slave) -> None:
-        ha_address = self._ha_address
+        ha_address = self.ha_address
         if ha_address is None or not slave.is_due(self._steady_ms()):
             return
         try:
-            if not await self._compare(slave) or ha_address != self._ha_address:
+            if not await self._compare(slave) or ha_address != self.ha_address:
                 return
             host, port = split_address(ha_address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -489,7 +508,7 @@ class GroupReplication:
             assert self.slave is not None
             if self.slave.state is SlaveState.TRANSFER:
                 self.slave.on_disconnected(reason, self._steady_ms())
-                log.info("ha.disconnected", peer=self._ha_address, reason=reason)
+                log.info("ha.disconnected", peer=self.ha_address, reason=reason)
 
     def _end_link(self, reason: str) -> None:
         link, self._link = self._link, None
@@ -500,6 +519,7 @@ class GroupReplication:
 
     async def _run(self) -> None:
         while True:
+            self._status.look(self._steady_ms())
             if self.master is not None:
                 self.master.tick(self._steady_ms())
                 self._end_links()
