@@ -7,7 +7,9 @@ Each case runs both systems in turn, with a master, a slave and a name server ea
 Java client as the load. `replicated`: messages of 1 KiB, confirmed when the slave has them, written
 to the disk later. `flushed`: confirmed when both have them on the disk. `backlog`: a consumer of
 what `replicated` has left. `routes`: 10,000 topics are registered; how long a name server takes to
-answer where one is.
+answer where one is. `killed`, `silent`: the master of a group with an acting slave is killed, or
+stopped with all its connections open (heartbeats may be missing for 10 s); after which time its
+messages can be read again, and by how much a timed message is late that falls due meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.groups import outage
 from benchmarks.groups.systems import (
+    BASE_PORT,
     JARS,
     System,
     anonymous_mib,
@@ -43,7 +47,6 @@ from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import request
 from convoymq.rocketmq.remoting.values import RegisterBrokerBody, TopicConfig, TopicTable
 
-BASE_PORT = 21_000
 TOPIC = "load"
 SIZE = 1024
 THREADS = 64
@@ -81,7 +84,9 @@ def load(arguments: list[str], pids: list[int]) -> Figures:
     if process.wait() or len(marks) < 2:
         raise RuntimeError("the load failed")
     (began, cpu), (ended, cpu_then) = marks["begin"], marks["end"]
-    messages = counted.get("sent") or counted["consumed"]
+    messages = counted["sent"] if "sent" in counted else counted["consumed"]
+    if not messages:
+        raise RuntimeError("no message was confirmed: more --seconds are needed")
     figures = {
         "msg_s": messages / (ended - began),
         "cpu_us": (cpu_then - cpu) / messages * 1e6,
@@ -117,7 +122,7 @@ def produced(system: System, seconds: float, flush: str) -> dict[str, Figures]:
     """`replicated`, with the backlog that it leaves, or `flushed`."""
     with (
         tempfile.TemporaryDirectory() as directory,
-        system.group(Path(directory), BASE_PORT, flushDiskType=flush) as pids,
+        system.group(Path(directory), flushDiskType=flush) as pids,
     ):
         wait_until(_is_replicated)
         names = f"127.0.0.1:{BASE_PORT}"
@@ -177,6 +182,7 @@ CASES: dict[str, Callable[[System, float], dict[str, Figures]]] = {
     "replicated": lambda system, seconds: produced(system, seconds, "ASYNC_FLUSH"),
     "flushed": lambda system, seconds: produced(system, seconds, "SYNC_FLUSH"),
     "routes": routes,
+    **outage.CASES,
 }
 HIGHER_IS_BETTER = {"msg_s"}
 

@@ -16,11 +16,13 @@ from typing import Any
 from benchmarks.systems import SystemMissing
 
 JARS = Path(__file__).resolve().parents[2] / "build" / "rocketmq"
+BASE_PORT = 21_000
+OTHER = 2
+"""Number of the broker to which messages of a group escape."""
 HEAPS = {"namesrv.NamesrvStartup": "256m", "broker.BrokerStartup": "1g"}
 STOP_S = 60.0
 BROKER = {
     "brokerClusterName": "c",
-    "brokerName": "b",
     "brokerIP1": "127.0.0.1",
     "mappedFileSizeCommitLog": 256 << 20,
     "inSyncReplicas": 2,
@@ -82,29 +84,46 @@ class System:
                 started.wait()
 
     @contextlib.contextmanager
-    def group(self, directory: Path, base_port: int, **more: object) -> Iterator[list[int]]:
-        """Runs a group; pids of master and slave. The name server has the base port."""
+    def group(
+        self, directory: Path, *, acting: bool = False, **more: object
+    ) -> Iterator[list[int]]:
+        """Runs a group; pids of master and slave. The name server has the base port.
+
+        Args:
+            acting: name servers name acting slaves, and there is another broker.
+        """
+        roles = [("b", 0, "SYNC_MASTER"), ("b", 1, "SLAVE")]
+        names: dict[str, Any] = {"listenPort": BASE_PORT, "bindAddress": "127.0.0.1"}
+        if acting:
+            roles.append(("m", 0, "ASYNC_MASTER"))
+            names["supportActingMaster"] = True
         with contextlib.ExitStack() as running:
-            names = {"listenPort": base_port, "bindAddress": "127.0.0.1"}
             running.enter_context(self.process("namesrv", directory / "names", names))
             pids = []
-            for number, role in enumerate(("SYNC_MASTER", "SLAVE")):
-                home = directory / role
-                port = base_port + 10 * (number + 1)
+            for number, (name, broker_id, role) in enumerate(roles):
+                home = directory / str(number)
                 settings = {
-                    "brokerId": number,
+                    "brokerName": name,
+                    "brokerId": broker_id,
                     "brokerRole": role,
-                    "listenPort": port,
-                    "haListenPort": port + 1,
-                    "namesrvAddr": f"127.0.0.1:{base_port}",
+                    "listenPort": broker_port(number),
+                    "haListenPort": broker_port(number) + 1,
+                    "namesrvAddr": f"127.0.0.1:{BASE_PORT}",
                     "storePathRootDir": home / "store",
                     "storePathCommitLog": home / "store" / "commitlog",
                 }
-                made = {**BROKER, **settings, **more}
+                made = {**BROKER, **more, **settings}
+                if name == "m":
+                    made |= {"inSyncReplicas": 1, "totalReplicas": 1}
                 if self.name == "convoy":
                     made |= {"bindAddress": "127.0.0.1"}
                 pids.append(running.enter_context(self.process("broker", home, made)))
             yield pids
+
+
+def broker_port(number: int) -> int:
+    """Returns the port of a broker of a group."""
+    return BASE_PORT + 10 * (number + 1)
 
 
 def cpu_seconds(pids: list[int]) -> float:
