@@ -27,7 +27,6 @@ from convoymq.queues.driver import GroupOptions
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ConsumerSpec, Delivery, PublishOutcome, QueueClient
 from convoymq.queues.link_claims import TAGGED, claim_of, digest_of
-from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -41,6 +40,7 @@ from convoymq.sim.faults import KINDS, Plan
 from convoymq.sim.group_node import GroupNode
 from convoymq.sim.group_world import GroupLoad, GroupWorld
 from convoymq.sim.machines import FAULTS
+from convoymq.sim.owners import OwnerChannel
 from convoymq.sim.records import identity_of
 from convoymq.sim.senders import WatchedQueue
 from convoymq.sim.transactions import Given
@@ -186,21 +186,12 @@ class LinkReferee:
                 self.fail(f"{name_of(identity)} has left, and {last} was not settled")
 
 
-class LinkChannel(NullEvents):
+class LinkChannel(OwnerChannel):
     """A connection of a client into one queue. What goes wrong ends it."""
 
-    is_over = False
-
     def __init__(self, parts: ChannelParts, *, load: LinkLoad) -> None:
+        super().__init__(parts)
         self._load = load
-        self._parts = parts
-        self._scheduler = parts.scheduler
-        self.node = parts.node
-        self.group = parts.group
-        parts.workload.channels += 1
-        parts.workload.publishers += 1
-        self.name = f"chan{parts.workload.channels}"
-        self._number = parts.workload.channels
         self._referee = load.referees[parts.group]
         clients = load.clients[parts.group]
         self._own = self._scheduler.rng.choice(clients)
@@ -216,18 +207,11 @@ class LinkChannel(NullEvents):
         """Messages that its client had when it attached."""
         self._taken: list[Client] = []
         """Clients whose links it takes over when all is quiet: they do not come back."""
-        self._draining = False
-        self._closed = False
         queue = load.world.nodes[parts.node].queues[parts.group]
         client = queue.client(parts.session, self)
         assert isinstance(client, QuorumClient)
         self._stream = client
         self._next_turn()
-
-    def _next_turn(self) -> None:
-        config = self._parts.config
-        delay_us = self._scheduler.between(config.turn_min_us, config.turn_max_us)
-        self._scheduler.after(delay_us, self._parts.process, self._turn)
 
     def _turn(self) -> None:
         chance, client = self._scheduler.chance, self._client
@@ -401,10 +385,6 @@ class LinkChannel(NullEvents):
 
     # The end.
 
-    def drain(self) -> None:
-        """See `OpenChannel`."""
-        self._draining = True
-
     def _take_all(self) -> None:
         """Takes over the links of all clients, and settles what comes."""
         if not self._stream.queue.serves_outcomes:
@@ -430,10 +410,6 @@ class LinkChannel(NullEvents):
         self._parts.trace.add(self.name, "close")
         self._stream.close()
         self._parts.on_closed(self)
-
-    def end(self) -> None:
-        """See `OpenChannel`."""
-        raise NotImplementedError("no queue is deleted here")
 
     def waits_for(self) -> str:
         """See `OpenChannel`."""

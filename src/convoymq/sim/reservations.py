@@ -22,7 +22,6 @@ import msgspec
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, ReservationRefused
-from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.reservations import (
@@ -43,6 +42,7 @@ from convoymq.sim.clients import ChannelParts
 from convoymq.sim.command_bodies import ReservationOp
 from convoymq.sim.delivery_model import DeliveryModel, InvariantBroken
 from convoymq.sim.delivery_parts import Key, Place, Session
+from convoymq.sim.owners import OwnerChannel
 from convoymq.sim.quorum import QuorumLoad
 from convoymq.sim.records import identity_of
 from convoymq.sim.referee import Referee
@@ -294,7 +294,7 @@ class ReservedReferee(Referee):
             self.fail(f"{name}:{offset} of epoch {epoch} shows another message than was reserved")
 
 
-class ReservationChannel(NullEvents):
+class ReservationChannel(OwnerChannel):
     """One owner: opens a reservation or leases, takes, reads anywhere, settles, and dies now and
     then.
 
@@ -302,8 +302,7 @@ class ReservationChannel(NullEvents):
         replicas: (node, replica) of the group on all nodes that run.
     """
 
-    is_over = False
-    """Queues with reservations are not deleted here."""
+    title = "owner"
 
     def __init__(
         self,
@@ -311,24 +310,13 @@ class ReservationChannel(NullEvents):
         *,
         replicas: Callable[[int], list[tuple[GroupNode, Replica]]],
     ) -> None:
+        super().__init__(parts)
         assert isinstance(parts.referee, ReservedReferee)
-        self._scheduler = parts.scheduler
         self._trace = parts.trace
-        self._process = parts.process
-        self.node = parts.node
-        self.group = parts.group
-        self._config = parts.config
-        self._workload = workload = parts.workload
         self._referee = parts.referee
-        self._on_closed = parts.on_closed
         self._replicas = replicas
-        workload.publishers += 1
-        workload.channels += 1
-        self.name = f"owner{workload.publishers}"
         # Only quorum queues have reservations here.
         self.client = cast(QuorumClient, parts.queue.client(parts.session, self))
-        self.closed = False
-        self.draining = False
         self._leases = 0
         self._reservation = ""
         self._epoch = 0
@@ -342,26 +330,17 @@ class ReservationChannel(NullEvents):
         """Operation to ask once more: its answer got lost, or to see that it does no harm."""
         self._next_turn()
 
-    def end(self) -> None:
-        """See `Channel`."""
-        self.closed = True
-        self._on_closed(self)
-
     # Turns.
 
-    def _next_turn(self) -> None:
-        delay_us = self._scheduler.between(self._config.turn_min_us, self._config.turn_max_us)
-        self._scheduler.after(delay_us, self._process, self._turn)
-
     def _turn(self) -> None:
-        if self.closed:
+        if self._closed:
             return
         # An op that was given up is still on its way: the next one waits for it.
         if self._asked is None and not self.client.target.pending:
             if self._again is not None:
                 op, self._again = self._again, None
                 self._ask(op)
-            elif self.draining:
+            elif self._draining:
                 self._drain()
             elif self._scheduler.chance(LEAVE_CHANCE):
                 self._trace.add(self.name, "leaves")
@@ -372,7 +351,7 @@ class ReservationChannel(NullEvents):
                 self._work()
         # First, as the node that is read may lose its power under the reader.
         self._next_turn()
-        if self._epoch and not self.closed:
+        if self._epoch and not self._closed:
             self._look()
 
     def _begin(self) -> None:
@@ -406,14 +385,10 @@ class ReservationChannel(NullEvents):
         else:
             self._close()
 
-    def drain(self) -> None:
-        """From now on only what ends the reservation."""
-        self.draining = True
-
     def _close(self) -> None:
-        self.closed = True
+        self._closed = True
         self.client.close()
-        self._on_closed(self)
+        self._parts.on_closed(self)
 
     def waits_for(self) -> str:
         """Returns what is still outstanding; empty when nothing is."""
@@ -516,7 +491,7 @@ class ReservationChannel(NullEvents):
         if at != end:
             raise InvariantBroken(f"{self.name}: read {start} … {at}, not up to {end}")
         self._read = max(self._read, end)
-        self._workload.read += end - start
+        self._parts.workload.read += end - start
 
 
 class ReservationLoad(QuorumLoad):

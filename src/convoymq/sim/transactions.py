@@ -32,7 +32,6 @@ from convoymq.queues.interface import (
     PublishOutcome,
     QueueClient,
 )
-from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.transactions import Discharge, State, Work
@@ -45,6 +44,7 @@ from convoymq.sim.faults import KINDS, Plan
 from convoymq.sim.group_node import GroupNode
 from convoymq.sim.group_world import GroupLoad, GroupWorld
 from convoymq.sim.machines import FAULTS
+from convoymq.sim.owners import OwnerChannel
 from convoymq.sim.records import identity_of
 from convoymq.sim.senders import WatchedQueue
 from convoymq.sim.world import ChannelKind
@@ -200,21 +200,12 @@ class TransactionReferee:
             self.fail(f"{given} got {name_of(identity)}, which the log did not give it")
 
 
-class TransactionChannel(NullEvents):
+class TransactionChannel(OwnerChannel):
     """One channel with streams into all queues. What goes wrong ends it, and its streams."""
 
-    is_over = False
-
     def __init__(self, parts: ChannelParts, *, load: TransactionLoad) -> None:
+        super().__init__(parts)
         self._load = load
-        self._parts = parts
-        self._scheduler = parts.scheduler
-        self.node = parts.node
-        self.group = parts.group
-        parts.workload.publishers += 1
-        parts.workload.channels += 1
-        self._number = parts.workload.publishers
-        self.name = f"chan{self._number}"
         self._own = load.world.nodes[parts.node]
         self._count = 0
         self._commits = 0
@@ -223,8 +214,6 @@ class TransactionChannel(NullEvents):
         """Tag -> message that is not confirmed."""
         self._running: Discharge | None = None
         self._broken = False
-        self._draining = False
-        self._closed = False
         self._clients: dict[int, QueueClient] = {}
         self._held: dict[int, list[Given]] = {}
         for group, queue in sorted(self._own.queues.items()):
@@ -232,11 +221,6 @@ class TransactionChannel(NullEvents):
             self._held[group] = []
             self._subscribe(group)
         self._next_turn()
-
-    def _next_turn(self) -> None:
-        config = self._parts.config
-        delay_us = self._scheduler.between(config.turn_min_us, config.turn_max_us)
-        self._scheduler.after(delay_us, self._parts.process, self._turn)
 
     def _turn(self) -> None:
         chance = self._scheduler.chance
@@ -380,14 +364,6 @@ class TransactionChannel(NullEvents):
         for client in self._clients.values():
             client.close()
         self._parts.on_closed(self)
-
-    def drain(self) -> None:
-        """See `OpenChannel`."""
-        self._draining = True
-
-    def end(self) -> None:
-        """See `OpenChannel`."""
-        raise NotImplementedError("no queue is deleted here")
 
     def waits_for(self) -> str:
         """See `OpenChannel`."""
