@@ -184,7 +184,7 @@ def drained_is_not_recursive() -> list[Patch]:
 
     def planted(self: Any, pid: int) -> bool:
         partition = self.lineage.partition(pid)
-        empty = partition.is_closed and partition.has_no_messages
+        empty = partition.close_offset is not None and partition.close_offset <= 1
         return is_left(self, pid) or (self.state.mode is Mode.DAG and empty)
 
     return [(Coordinator, "_is_left", planted)]

@@ -358,15 +358,3 @@ def next_route(route: Route, change: Change) -> Route:
     following = Route(route.version + 1, route.logical, spans)
     check_invariants(following)
     return following
-
-
-def publish(route: Route, change: Change) -> tuple[Route, Change]:
-    """Return the next version and the change in PUBLISHED: one entry of the metadata group.
-
-    Raises:
-        ChangePhase: not all sources are sealed; two places would take messages (I6).
-        VersionConflict: the change belongs to another version.
-    """
-    if change.phase is not Phase.SEALED:
-        raise ChangePhase(change.change_id, change.phase.value, "it is published when sealed")
-    return next_route(route, change), advance(change, Phase.PUBLISHED)

@@ -1,11 +1,7 @@
 """The lineage of a topic: all of its partitions, and which came from which.
 
 One line per partition is kept for ever, also of deleted ones: it answers old clients and audits,
-and every route version can be told from these lines. What a group has consumed is an argument
-(`is_empty`): this module knows no cursors.
-
-A partition is *drained* by a group when it is sealed, the group has acknowledged or parked all of
-its messages, and all of its ancestors are drained (I9). A deleted partition counts as drained.
+and every route version can be told from these lines.
 """
 
 from __future__ import annotations
@@ -20,9 +16,6 @@ from convoymq.topics.rules.order_token import OrderToken
 from convoymq.topics.rules.refusals import SealConflict, StaleRoute, UnknownPartition
 from convoymq.topics.rules.routes import Route, Span
 
-IsEmpty = Callable[[int], bool]
-"""Tells whether a group has acknowledged or parked every message of a sealed partition. False while
-the partition's end is not known, unless its loss was declared or the group skipped it."""
 FIRST_USER_OFFSET = 1
 """Offset 0 is the OPEN entry."""
 
@@ -77,11 +70,6 @@ class Partition:
     def is_behind(self, version: int) -> bool:
         """Return whether a group at a route version has left it behind."""
         return self.sealed_version is not None and self.sealed_version <= version
-
-    @property
-    def has_no_messages(self) -> bool:
-        """Return whether it was sealed before a message came."""
-        return self.close_offset is not None and self.close_offset <= self.open_offset + 1
 
     def is_in(self, version: int) -> bool:
         """Return whether a route version names it."""
@@ -246,61 +234,6 @@ class Lineage:
     def oldest_first(self) -> list[Partition]:
         """Return all partitions, by version and range."""
         return sorted(self.partitions.values(), key=_age_order)
-
-    def ahead(self, version: int) -> list[Partition]:
-        """Return the partitions that a group at a version has before it, by version and range."""
-        return [
-            each
-            for each in self.oldest_first()
-            if not each.is_deleted and not each.is_behind(version)
-        ]
-
-    def chain(self, lp: int) -> tuple[Partition, ...]:
-        """Return the partitions that owned a logical partition, the oldest first."""
-        owners = [each for each in self.partitions.values() if each.lo <= lp < each.hi]
-        return tuple(sorted(owners, key=lambda each: each.created_version))
-
-    # --- what a group has consumed ---------------------------------------------------------
-
-    def drained(self, is_empty: IsEmpty) -> frozenset[int]:
-        """Return the partitions that a group has drained (I9). Cost: one pass over all lines."""
-        drained: set[int] = set()
-        for each in self.oldest_first():
-            if each.is_deleted or (
-                each.is_closed
-                and drained.issuperset(each.parents)
-                and (each.has_no_messages or is_empty(each.pid))
-            ):
-                drained.add(each.pid)
-        return frozenset(drained)
-
-    def is_drained(self, pid: int, is_empty: IsEmpty) -> bool:
-        """Return whether a group has drained one partition (I9)."""
-        return all(
-            each.is_deleted or (each.is_closed and (each.has_no_messages or is_empty(each.pid)))
-            for each in (self.partition(pid), *map(self.partition, self.ancestors(pid)))
-        )
-
-    def waits_for(self, version: int, is_empty: IsEmpty) -> tuple[int, ...]:
-        """Return the sources that keep a group at `version` (I8); none when it may advance."""
-        return tuple(pid for pid in self.sources(version) if not self.is_drained(pid, is_empty))
-
-    def visible(self, version: int, is_empty: IsEmpty, mode: Mode) -> tuple[int, ...]:
-        """Return the partitions that a group may read (I10), sorted by version, then range.
-
-        Linear: those of its version. DAG: all whose ancestors are drained. Deleted ones are left
-        out; those that the group has drained are not.
-        """
-        if mode is Mode.LINEAR:
-            pids: Collection[int] = self.route(version).pids
-        else:
-            drained = self.drained(is_empty)
-            pids = [
-                pid for pid, each in self.partitions.items() if drained.issuperset(each.parents)
-            ]
-        there = (self.partitions[pid] for pid in pids)
-        kept = (each for each in there if not each.is_deleted)
-        return tuple(each.pid for each in sorted(kept, key=_age_order))
 
     # --- retention (section 12) ------------------------------------------------------------
 

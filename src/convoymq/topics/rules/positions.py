@@ -48,23 +48,6 @@ class Bounds:
     end: int = 0
 
 
-# --- start positions -----------------------------------------------------------------------
-
-
-def latest(lineage: Lineage, bounds: Mapping[int, Bounds]) -> Position:
-    """Return the position behind all that is stored now. Partitions that are created later begin
-    at their first message."""
-    pids = lineage.latest.pids
-    return Position(lineage.latest.version, {pid: bounds[pid].end for pid in pids})
-
-
-def earliest(lineage: Lineage, bounds: Mapping[int, Bounds]) -> Position:
-    """Return the position before all that is kept: the smallest version that still has a partition
-    that is not deleted, and the start of each log."""
-    version = lineage.first_version()
-    return Position(version, {each.pid: bounds[each.pid].start for each in lineage.ahead(version)})
-
-
 def from_vector(
     lineage: Lineage, offsets: Mapping[int, int], bounds: Mapping[int, Bounds]
 ) -> Position:
@@ -137,17 +120,10 @@ def _check_offset(line: Partition, offset: int, kept: Bounds | None) -> None:
 # --- checks --------------------------------------------------------------------------------
 
 
-def check_position(
-    lineage: Lineage, position: Position, starts: Mapping[int, int] | None = None
-) -> None:
-    """Raises BadPosition unless every logical partition has exactly one place.
-
-    Args:
-        starts: where logs begin that retention has cut; a cursor there has touched nothing.
-    """
-    first = starts or {}
+def check_position(lineage: Lineage, position: Position) -> None:
+    """Raises BadPosition unless every logical partition has exactly one place."""
     for pid, line in lineage.partitions.items():
-        if position.cursor(pid) <= max(first.get(pid, 0), FIRST_USER_OFFSET):
+        if position.cursor(pid) <= FIRST_USER_OFFSET:
             continue
         if line.is_deleted:
             continue
@@ -157,12 +133,3 @@ def check_position(
                     f"the position has begun partition {pid} before partition {parent}, whose "
                     "messages come first, is finished"
                 )
-
-
-def place(lineage: Lineage, position: Position, lp: int) -> tuple[int, int]:
-    """Return partition and offset of what a logical partition gets next."""
-    chain = lineage.chain(lp)
-    for line in chain:
-        if not position.is_finished(line):
-            return line.pid, position.cursor(line.pid)
-    raise AssertionError(f"the newest partition of logical partition {lp} is sealed")

@@ -15,9 +15,6 @@ the first one on:
 | OUT_OF_SEQ              | an earlier one is missing: again from the first unacknowledged   |
 | PRODUCER_FENCED, BAD_HASH | fails, and all later ones of the logical partition             |
 
-Without idempotence nothing tells a repeat: after a refusal or a lost answer the logical partition
-is muted until every request in flight has an outcome.
-
 Source: ordered topics, section 3.
 """
 
@@ -118,7 +115,6 @@ class LogicalQueue:
     flights: dict[int, Flight] = field(default_factory=dict)
     """Requests without an outcome, by ticket."""
     failed: Code | None = None
-    muted: bool = False
 
 
 class TopicProducer:
@@ -134,7 +130,6 @@ class TopicProducer:
         epoch: int,
         route: Route,
         *,
-        idempotent: bool = True,
         in_flight_max: int = IN_FLIGHT_MAX,
         timeout_ms: int = TIMEOUT_MS,
         jitter: Callable[[int], int] = lambda bound: 0,
@@ -142,7 +137,6 @@ class TopicProducer:
         self.producer = producer
         self.epoch = epoch
         self.route = route
-        self.idempotent = idempotent
         self.in_flight_max = in_flight_max
         self.timeout_ms = timeout_ms
         self._jitter = jitter
@@ -163,7 +157,6 @@ class TopicProducer:
         """Takes a message, or so many that are sent in one request and have one outcome; returns
         the sequence of the first. Together they are at most `in_flight_max`."""
         assert 1 <= count <= self.in_flight_max, count
-        assert count == 1 or self.idempotent, "nothing tells where a part of them is stored"
         queue = self.queues.get(lp)
         if queue is None:
             queue = self.queues[lp] = LogicalQueue(lp)
@@ -199,9 +192,8 @@ class TopicProducer:
         flight = queue.flights.pop(ticket)
         if answer.code in (Code.OK, Code.DUPLICATE):
             self._stored(queue, flight.seq)
-        elif ticket >= queue.round or not self.idempotent:
+        elif ticket >= queue.round:
             self._refused(queue, flight, answer, now_ms)
-        self._unmute(queue)
         self._pump(queue, now_ms)
 
     def is_stale(self, ticket: int) -> bool:
@@ -216,11 +208,6 @@ class TopicProducer:
         del queue.flights[ticket], self._tickets[ticket]
         return True
 
-    def _unmute(self, queue: LogicalQueue) -> None:
-        if queue.muted and not queue.flights:
-            queue.muted = False
-            self._restart(queue)
-
     def tick(self, now_ms: int) -> None:
         """Gives up requests whose deadline has passed, and sends what may be sent by now."""
         if self.refreshing and self._refresh_due_ms <= now_ms:
@@ -230,9 +217,8 @@ class TopicProducer:
             late = [t for t, flight in queue.flights.items() if flight.deadline_ms <= now_ms]
             for ticket in late:
                 del queue.flights[ticket], self._tickets[ticket]
-            if late and (late[-1] >= queue.round or not self.idempotent):
+            if late and late[-1] >= queue.round:
                 self._begin_again(queue)
-                self._unmute(queue)
                 # Nobody may answer there any more.
                 self._refresh(now_ms)
             self._pump(queue, now_ms)
@@ -272,29 +258,20 @@ class TopicProducer:
         """Sequences are contiguous, so everything before is stored as well."""
         queue.attempt = 0
         done = 0
-        if self.idempotent:
-            while queue.messages and queue.messages[0].last <= seq:
-                queue.messages.popleft()
-                done += 1
-        else:
-            done = self._stored_alone(queue, seq)
+        while queue.messages and queue.messages[0].last <= seq:
+            queue.messages.popleft()
+            done += 1
         queue.sent = max(0, queue.sent - done)
         if done:
             self._actions.append(Stored(queue.lp, seq))
-
-    @staticmethod
-    def _stored_alone(queue: LogicalQueue, seq: int) -> int:
-        kept = [message for message in queue.messages if message.seq != seq]
-        done = len(queue.messages) - len(kept)
-        queue.messages = deque(kept)
-        return done
 
     def _refused(
         self, queue: LogicalQueue, flight: Flight, answer: ProduceAnswer, now_ms: int
     ) -> None:
         code = answer.code
-        lost = code is Code.OUT_OF_SEQ and self._is_lost(queue, answer.expected)
-        if code in FATAL or lost:
+        # The broker has forgotten what it acknowledged: nothing can be sent again.
+        lost = bool(queue.messages) and answer.expected < queue.messages[0].seq
+        if code in FATAL or (code is Code.OUT_OF_SEQ and lost):
             self.fail(queue.lp, code)
             return
         self._begin_again(queue)
@@ -308,10 +285,6 @@ class TopicProducer:
             if queue.attempt >= REFRESH_ATTEMPTS:
                 # What CLOSED named may never be opened: its change was amended.
                 self._refresh(now_ms)
-
-    def _is_lost(self, queue: LogicalQueue, expected: int) -> bool:
-        """True when the broker has forgotten what it acknowledged: nothing can be sent again."""
-        return self.idempotent and bool(queue.messages) and expected < queue.messages[0].seq
 
     def _redirect(self, queue: LogicalQueue, pid: int, answer: ProduceAnswer, now_ms: int) -> None:
         if self.pid_of(queue.lp) != pid:
@@ -337,12 +310,6 @@ class TopicProducer:
 
     def _begin_again(self, queue: LogicalQueue) -> None:
         """From the first unacknowledged message on, with the same sequences."""
-        if self.idempotent:
-            self._restart(queue)
-        else:
-            queue.muted = True
-
-    def _restart(self, queue: LogicalQueue) -> None:
         queue.sent = 0
         queue.round = self._next_ticket
 
@@ -358,13 +325,13 @@ class TopicProducer:
         return pid
 
     def _pump(self, queue: LogicalQueue, now_ms: int) -> None:
-        if queue.muted or queue.resume_ms > now_ms or queue.waits_for_route >= 0:
+        if queue.resume_ms > now_ms or queue.waits_for_route >= 0:
             return
         queue.resume_ms = 0
         while queue.sent < min(self.in_flight_max, len(queue.messages)):
             message = queue.messages[queue.sent]
             # Sequences have no gaps, so it is their number that counts.
-            if self.idempotent and message.last - queue.messages[0].seq >= self.in_flight_max:
+            if message.last - queue.messages[0].seq >= self.in_flight_max:
                 break
             queue.sent += 1
             self._send(queue, message, now_ms)
@@ -379,7 +346,7 @@ class TopicProducer:
             self.producer,
             self.epoch,
             queue.lp,
-            message.seq if self.idempotent else 0,
+            message.seq,
             message.key,
             base=queue.messages[0].seq,
             time_ms=now_ms,

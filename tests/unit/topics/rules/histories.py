@@ -5,7 +5,7 @@ The model knows nothing of ranges: per version and per logical partition it keep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
@@ -47,13 +47,6 @@ class Naive:
                 found |= new
                 waiting += new
         return found
-
-    def is_drained(self, pid: int, consumed: Callable[[int], bool]) -> bool:
-        """Sealed, without a message that is left, and so is all that comes before it."""
-        return all(
-            each not in self.owners[-1] and (self.messages[each] == 0 or consumed(each))
-            for each in {pid, *self.before(pid)}
-        )
 
     def pids(self) -> set[int]:
         return {pid for owner in self.owners for pid in owner}
@@ -120,9 +113,10 @@ class History:
 
     def publish(self, change: Change) -> tuple[int, ...]:
         change = changes.advance(change, Phase.SEALED)
-        route, change = changes.publish(self.route, change)
-        applied = self.lineage.apply(change, published_at=100 * route.version)
-        assert applied == route
+        expected = changes.next_route(self.route, change)
+        change = changes.advance(change, Phase.PUBLISHED)
+        route = self.lineage.apply(change, published_at=100 * expected.version)
+        assert route == expected
         owner = list(self.naive.owners[-1])
         for pid in change.sources:
             close_offset = change.seals[pid].close_offset
@@ -188,11 +182,3 @@ def _step(draw: st.DrawFn, history: History) -> None:
         history.run(history.plan(Kind.REBUCKET, [span.pid]), [count])
     else:
         history.move(span.pid, messages=count)
-
-
-def reached_version(lineage: Lineage, version: int, is_empty: Callable[[int], bool]) -> int:
-    """Where a group at `version` gets to, one step after the other."""
-    drained = lineage.drained(is_empty)
-    while version < lineage.latest.version and drained.issuperset(lineage.sources(version)):
-        version += 1
-    return version

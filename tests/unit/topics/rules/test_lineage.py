@@ -1,4 +1,4 @@
-"""Lineage: lives, ancestors, what is drained and visible, against a model per logical partition."""
+"""Lineage: lives and ancestors, against a model per logical partition."""
 
 from __future__ import annotations
 
@@ -7,32 +7,18 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from convoymq.model.errors import InvariantViolated
 from convoymq.topics.rules import changes, lineage
 from convoymq.topics.rules.changes import Kind, Phase, Seal
-from convoymq.topics.rules.lineage import Lineage, Mode, PartitionState
+from convoymq.topics.rules.lineage import Lineage, PartitionState
 from convoymq.topics.rules.refusals import (
     SealConflict,
     StaleRoute,
     UnknownPartition,
     VersionConflict,
 )
-from tests.unit.topics.rules.histories import History, Naive, histories, reached_version
-
-
-def consumed_by(draw: st.DrawFn, history: History) -> frozenset[int]:
-    """Sealed partitions of which a group has consumed all messages, whatever comes before."""
-    sealed = sorted(set(history.naive.pids()) - set(history.open_pids))
-    return frozenset(pid for pid in sealed if draw(st.booleans()))
-
-
-@st.composite
-def consumed_histories(draw: st.DrawFn) -> tuple[History, frozenset[int]]:
-    history = draw(histories())
-    return history, consumed_by(draw, history)
-
+from tests.unit.topics.rules.histories import History, histories
 
 # --- lives and ancestors -------------------------------------------------------------------
 
@@ -64,7 +50,6 @@ def test_parents_and_chains_are_those_of_the_logical_partitions(history: History
     parents: dict[int, set[int]] = {pid: set() for pid in naive.pids()}
     for lp in range(history.route.logical):
         chain = naive.chain(lp)
-        assert [line.pid for line in history.lineage.chain(lp)] == chain
         for parent, child in itertools.pairwise(chain):
             parents[child].add(parent)
     for pid, line in history.lineage.partitions.items():
@@ -94,100 +79,12 @@ def test_sources_and_targets_of_each_version_are_known(history: History) -> None
     assert history.lineage.sources(history.route.version) == ()
 
 
-# --- drained and visible -------------------------------------------------------------------
-
-
-@given(consumed_histories())
-def test_drained_means_all_that_comes_before_as_well(
-    case: tuple[History, frozenset[int]],
-) -> None:
-    """I9 against its definition over the chains of all logical partitions, with empty sealed
-    partitions between two changes."""
-    history, consumed = case
-    expected = {
-        pid for pid in history.naive.pids() if history.naive.is_drained(pid, consumed.__contains__)
-    }
-    assert history.lineage.drained(consumed.__contains__) == expected
-    for pid in history.naive.pids():
-        assert history.lineage.is_drained(pid, consumed.__contains__) == (pid in expected)
-
-
-def naive_version(naive: Naive, version: int, drained: set[int]) -> int:
-    """Where a group at `version` gets to: steps whose vanishing owners are all drained."""
-    while version + 1 < len(naive.owners):
-        gone = set(naive.owners[version]) - set(naive.owners[version + 1])
-        if not gone <= drained:
-            break
-        version += 1
-    return version
-
-
-@given(consumed_histories(), st.data())
-def test_a_group_sees_what_its_mode_lets_it(
-    case: tuple[History, frozenset[int]], data: st.DataObject
-) -> None:
-    """I8 and I10: linear, the owners of its version; dag, all whose predecessors are drained."""
-    history, consumed = case
-    naive, is_empty = history.naive, consumed.__contains__
-    drained = {pid for pid in naive.pids() if naive.is_drained(pid, is_empty)}
-    start = data.draw(st.integers(0, history.route.version))
-    version = reached_version(history.lineage, start, is_empty)
-    assert version == naive_version(naive, start, drained)
-    waits = history.lineage.waits_for(version, is_empty)
-    assert bool(waits) == (version < history.route.version)
-    assert drained.isdisjoint(waits)
-    linear = set(naive.owners[version])
-    dag = {pid for pid in naive.pids() if naive.before(pid) <= drained}
-    for mode, expected in ((Mode.LINEAR, linear), (Mode.DAG, dag)):
-        visible = history.lineage.visible(version, is_empty, mode)
-        assert set(visible) == expected
-        assert len(visible) == len(expected)
-    reached = naive_version(naive, 0, drained)
-    assert set(naive.owners[reached]) <= dag, "dag shows all that linear shows"
-
-
-def test_an_empty_partition_between_two_changes_does_not_open_the_gate() -> None:
-    """The case in which the direct parent is empty, and the grandparent is not consumed."""
-    history = History.begin(8, 1)
-    left, right = history.split(0, 4, messages=5)
-    (moved,) = history.move(left, messages=0)
-    nothing = frozenset[int]().__contains__
-    assert history.lineage.partition(left).has_no_messages
-    assert not history.lineage.is_drained(left, nothing)
-    assert history.lineage.visible(0, nothing, Mode.DAG) == (0,)
-    assert history.lineage.visible(0, {0}.__contains__, Mode.DAG) == (0, left, right, moved)
-
-
-def test_a_sealed_grandchild_waits_as_an_open_one_does() -> None:
-    history = History.begin(8, 2)
-    (merged,) = history.merge(0, 1, messages=2)
-    left, right = history.split(merged, 3, messages=2)
-    assert history.lineage.visible(0, {0, merged}.__contains__, Mode.DAG) == (0, 1)
-    assert history.lineage.visible(0, {0, 1}.__contains__, Mode.DAG) == (0, 1, merged)
-    consumed = {0, 1, merged}.__contains__
-    assert history.lineage.visible(0, consumed, Mode.DAG) == (0, 1, merged, left, right)
-
-
-def test_an_unrelated_slow_source_holds_linear_groups_only() -> None:
-    history = History.begin(8, 2)
-    slow = history.split(0, 2, messages=9)
-    fast = history.split(1, 6, messages=1)
-    consumed = {1}.__contains__
-    assert reached_version(history.lineage, 0, consumed) == 0
-    assert history.lineage.visible(0, consumed, Mode.LINEAR) == (0, 1)
-    assert history.lineage.visible(0, consumed, Mode.DAG) == (0, 1, *fast)
-    assert history.lineage.waits_for(0, consumed) == (0,)
-    assert reached_version(history.lineage, 0, {0, 1}.__contains__) == 2
-    assert set(slow) < set(history.lineage.visible(2, consumed, Mode.LINEAR))
-
-
 def test_a_long_line_of_moves_is_walked_without_recursion() -> None:
     history = History.begin(2, 1)
     last = 0
     for _ in range(2000):
         (last,) = history.move(last, messages=0)
     assert len(history.lineage.ancestors(last)) == 2000
-    assert reached_version(history.lineage, 0, lambda pid: False) == 2000
 
 
 # --- what is refused -----------------------------------------------------------------------
@@ -238,7 +135,6 @@ def test_the_end_of_a_partition_sealed_from_outside_is_learnt_once() -> None:
     change = changes.plan_move(route, 0, 1, "m")
     known = Lineage.first(route)
     known.apply(replace(change, phase=Phase.PUBLISHED, seals={0: Seal(None)}))
-    assert not known.partition(0).has_no_messages
     known.learn_close(0, 7)
     known.learn_close(0, 7)
     with pytest.raises(SealConflict, match="8, and reported 7"):

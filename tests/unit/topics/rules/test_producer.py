@@ -137,19 +137,6 @@ def test_what_cannot_be_sent_fails_with_all_later_ones(code: Code) -> None:
     assert made.take_actions() == [Failed(0, 1, code), Failed(0, 2, code)]
 
 
-def test_without_sequences_a_logical_partition_is_muted_until_all_have_an_outcome() -> None:
-    made = producer(idempotent=False)
-    for _ in range(3):
-        made.send(0, b"k", 0)
-    assert [seq for _, seq, _ in sent(made)] == [0, 0, 0]
-    made.on_answer(1, ProduceAnswer(Code.CLOSED, to_version=1, targets=NEW.spans), 1)
-    assert sent(made) == []
-    made.on_answer(3, ProduceAnswer(Code.OK, 5), 2)
-    assert sent(made) == []
-    made.on_answer(2, ProduceAnswer(Code.CLOSED, to_version=1, targets=NEW.spans), 3)
-    assert [pid for pid, _, _ in sent(made)] == [1, 1]
-
-
 def test_what_was_not_sent_yet_is_dropped_when_it_comes_again_or_is_stored() -> None:
     made = producer()
     for _ in range(3):
