@@ -92,9 +92,8 @@ class Browsing:
         return page_of(found)
 
     async def _on_browse(self, group: int, arguments: list[object]) -> Answer:
-        queue = self._local.queues.get(group)
-        replica = self._local.host.replica(group)
-        if queue is None or replica is None or not replica.is_leader:
+        queue = self._local.led(group)
+        if queue is None:
             return AGAIN, NOT_LEADER
         page = await queue.browse_page(question_of(arguments[0]))
         if page is None:
@@ -112,9 +111,8 @@ class Browsing:
         return found
 
     async def _on_message(self, group: int, arguments: list[object]) -> Answer:
-        queue = self._local.queues.get(group)
-        replica = self._local.host.replica(group)
-        if queue is None or replica is None or not replica.is_leader:
+        queue = self._local.led(group)
+        if queue is None:
             return AGAIN, NOT_LEADER
         index, offset, number = arguments
         assert isinstance(index, int) and isinstance(offset, int)  # noqa: PT018
@@ -177,9 +175,8 @@ class Browsing:
         return {id: (summary, waits_for) for id, summary, waits_for in found}
 
     async def _on_operations(self, group: int, _arguments: list[object]) -> Answer:
-        queue = self._local.queues.get(group)
-        replica = self._local.host.replica(group)
-        if queue is None or replica is None or not replica.is_leader:
+        queue = self._local.led(group)
+        if queue is None:
             return AGAIN, NOT_LEADER
         return DONE, [list(each) for each in queue.operations()]
 

@@ -349,6 +349,11 @@ class LocalQueues:
                 return found
         return None
 
+    def led(self, group: int) -> GroupQueue | None:
+        """Returns the queue of a group that this node leads; None = it does not."""
+        replica = self.host.replica(group)
+        return self.queues.get(group) if replica is not None and replica.is_leader else None
+
     def handles(self) -> Iterator[Queue]:
         """Yields all handles of this node."""
         yield from self.queues.values()

@@ -56,9 +56,8 @@ class Peeking:
     async def _on_peek(self, group: int, arguments: list[object]) -> Answer:
         (position,) = arguments
         assert isinstance(position, int)
-        queue = self._local.queues.get(group)
-        replica = self._local.host.replica(group)
-        if queue is None or replica is None or not replica.is_leader:
+        queue = self._local.led(group)
+        if queue is None:
             return AGAIN, NOT_LEADER
         run = await queue.peek(position)
         if run is None:

@@ -41,9 +41,8 @@ class Scheduled:
         after, limit = arguments
         assert isinstance(after, list)
         assert isinstance(limit, int)
-        queue = self._local.queues.get(group)
-        replica = self._local.host.replica(group)
-        if queue is None or replica is None or not replica.is_leader:
+        queue = self._local.led(group)
+        if queue is None:
             return AGAIN, NOT_LEADER
         found = queue.scheduled(ScheduledPlace(*after) if after else None, limit)
         return DONE, [[list(each.place), *each[1:]] for each in found]

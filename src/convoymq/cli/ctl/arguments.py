@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from convoymq.cli.ctl.failures import DATA, Misused
+from convoymq.cli.ctl.failures import Misused
 
 Values = dict[str, "str | int | float | bool"]
 
@@ -153,15 +153,3 @@ def usage_of(names: Sequence[str]) -> list[str]:
 def similar(name: str, known: Iterable[str]) -> str:
     """Returns the known name that is most like this one; "" when none is."""
     return next(iter(get_close_matches(name, list(known), 1, 0.8)), "")
-
-
-def one_of(name: str, known: Iterable[str]) -> Callable[[str], str]:
-    """Returns a check of an argument. Raises Misused."""
-    allowed = tuple(known)
-
-    def check(text: str) -> str:
-        if text not in allowed:
-            raise Misused(f"Bad argument: {name} is one of {', '.join(allowed)}", DATA)
-        return text
-
-    return check
