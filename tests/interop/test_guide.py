@@ -6,10 +6,7 @@ and one that follows 4.3. Rows about the configuration load it.
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 from collections import Counter
@@ -24,6 +21,8 @@ import pytest
 from benchmarks.convoy import ConvoyCluster
 from benchmarks.systems import connect, wait_usable
 
+from convoymq.cli.ctl.command import CTL
+from convoymq.cli.ctl.main import main
 from convoymq.edges.configuration import load
 from convoymq.model.compatibility import RELEASE_4_1, RELEASE_4_3, RELEASES
 from convoymq.model.config import ConfigError
@@ -413,17 +412,13 @@ def test_declaring_a_queue_again_renews_its_lease(cluster: Cluster, vhosts: dict
 # Configuration and tools.
 
 
-def test_a32_flags_of_rabbitmq_are_enabled(cluster: Cluster, vhosts: dict[str, str]) -> None:
+def test_a32_flags_of_rabbitmq_are_enabled(
+    cluster: Cluster, vhosts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(cluster, ConvoyCluster)
+    monkeypatch.setenv("CONVOY_DATA_DIR", str(cluster.directory / "convoy1"))
     for flag in ("stream_queue", "quorum_queue", "khepri_db", "rabbitmq_4.1.0", "all"):
-        done = subprocess.run(
-            [sys.executable, "-m", "convoymq.cli.app", "ctl", "enable_feature_flag", flag],
-            env={**os.environ, "CONVOY_DATA_DIR": str(cluster.directory / "convoy1")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, (flag, done.stdout, done.stderr)
+        assert main(CTL, ["enable_feature_flag", flag]) == 0, flag
 
 
 def test_a44_the_prefetch_of_the_dead_letter_worker() -> None:
