@@ -6,7 +6,10 @@ and one that follows 4.3. Rows about the configuration load it.
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.error
 from collections import Counter
@@ -21,8 +24,6 @@ import pytest
 from benchmarks.convoy import ConvoyCluster
 from benchmarks.systems import connect, wait_usable
 
-from convoymq.cli.ctl.command import CTL
-from convoymq.cli.ctl.main import main
 from convoymq.edges.configuration import load
 from convoymq.model.compatibility import RELEASE_4_1, RELEASE_4_3, RELEASES
 from convoymq.model.config import ConfigError
@@ -412,13 +413,17 @@ def test_declaring_a_queue_again_renews_its_lease(cluster: Cluster, vhosts: dict
 # Configuration and tools.
 
 
-def test_a32_flags_of_rabbitmq_are_enabled(
-    cluster: Cluster, vhosts: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a32_flags_of_rabbitmq_are_enabled(cluster: Cluster, vhosts: dict[str, str]) -> None:
     assert isinstance(cluster, ConvoyCluster)
-    monkeypatch.setenv("CONVOY_DATA_DIR", str(cluster.directory / "convoy1"))
     for flag in ("stream_queue", "quorum_queue", "khepri_db", "rabbitmq_4.1.0", "all"):
-        assert main(CTL, ["enable_feature_flag", flag]) == 0, flag
+        done = subprocess.run(
+            [sys.executable, "-m", "convoymq.cli.app", "ctl", "enable_feature_flag", flag],
+            env={**os.environ, "CONVOY_DATA_DIR": str(cluster.directory / "convoy1")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (flag, done.stdout, done.stderr)
 
 
 def test_a44_the_prefetch_of_the_dead_letter_worker() -> None:
