@@ -2,7 +2,22 @@
 import { useEffect, useState } from "../vendor/htm-preact.js";
 import { count } from "./format.js";
 import { place, remembered, session, setParams, useGet, useStore, vhost } from "./store.js";
-import { Empty, Waiting, html } from "./ui.js";
+import { Empty, Name, VhostLink, Waiting, html } from "./ui.js";
+
+/** Columns that many tables have. */
+export const NAME = {
+  id: "name",
+  label: "Name",
+  sort: "name",
+  cell: (row) => html`<${Name} of=${row.name} />`,
+};
+export const VHOST = {
+  id: "vhost",
+  label: "Virtual host",
+  sort: "vhost",
+  opt: true,
+  cell: (row) => html`<${VhostLink} name=${row.vhost} />`,
+};
 
 const SIZES = [25, 50, 100, 250, 500];
 const pageSize = remembered("page-size", "50");

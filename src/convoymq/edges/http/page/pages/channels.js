@@ -2,7 +2,7 @@
 import { at } from "../core/api.js";
 import { rate } from "../core/format.js";
 import { useStore, vhost } from "../core/store.js";
-import { List } from "../core/table.js";
+import { List, VHOST } from "../core/table.js";
 import { ChannelLink, Page, State, Tag, html } from "../core/ui.js";
 import { number } from "./queues.js";
 
@@ -11,13 +11,7 @@ const rateOf = (name) => (row) => number(row.message_stats?.[`${name}_details`]?
 export const CHANNEL_COLUMNS = [
   { id: "name", label: "Name", sort: "name", cell: (row) => html`<${ChannelLink} name=${row.name} />` },
   { id: "user", label: "User", sort: "user", opt: true, cell: (row) => html`<bdi>${row.user}</bdi>` },
-  {
-    id: "vhost",
-    label: "Virtual host",
-    sort: "vhost",
-    opt: true,
-    cell: (row) => html`<bdi>${row.vhost}</bdi>`,
-  },
+  VHOST,
   { id: "node", label: "Node", sort: "node", opt: true, cell: (row) => html`<bdi>${row.node}</bdi>` },
   {
     id: "mode",

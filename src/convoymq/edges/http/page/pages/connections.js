@@ -2,7 +2,7 @@
 import { at } from "../core/api.js";
 import { bytes, duration, when } from "../core/format.js";
 import { useStore, vhost } from "../core/store.js";
-import { List } from "../core/table.js";
+import { List, VHOST } from "../core/table.js";
 import { ConnectionLink, Page, State, Tag, html } from "../core/ui.js";
 import { number } from "./queues.js";
 
@@ -27,13 +27,7 @@ const COLUMNS = [
     cell: (row) => html`${row.protocol}${row.ssl && html` <${Tag} title="TLS">TLS<//>`}`,
   },
   { id: "user", label: "User", sort: "user", cell: (row) => html`<bdi>${row.user}</bdi>` },
-  {
-    id: "vhost",
-    label: "Virtual host",
-    sort: "vhost",
-    opt: true,
-    cell: (row) => html`<bdi>${row.vhost}</bdi>`,
-  },
+  VHOST,
   {
     id: "node",
     wide: true,

@@ -3,8 +3,8 @@ import { at, get, put } from "../core/api.js";
 import { rate } from "../core/format.js";
 import { ask, tableOf } from "../core/forms.js";
 import { session, to, useStore, vhost } from "../core/store.js";
-import { List } from "../core/table.js";
-import { ExchangeLink, Name, Page, Tag, VhostLink, html } from "../core/ui.js";
+import { List, VHOST } from "../core/table.js";
+import { ExchangeLink, Name, Page, Tag, html } from "../core/ui.js";
 import { vhostField } from "./queue-forms.js";
 import { number } from "./queues.js";
 
@@ -15,13 +15,7 @@ const COLUMNS = [
     sort: "name",
     cell: (row) => html`<${ExchangeLink} vhost=${row.vhost} name=${row.name} />`,
   },
-  {
-    id: "vhost",
-    label: "Virtual host",
-    sort: "vhost",
-    opt: true,
-    cell: (row) => html`<${VhostLink} name=${row.vhost} />`,
-  },
+  VHOST,
   { id: "type", label: "Type", sort: "type", cell: (row) => row.type },
   {
     id: "features",

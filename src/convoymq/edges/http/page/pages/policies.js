@@ -3,7 +3,7 @@ import { at, del, put } from "../core/api.js";
 import { count, plain } from "../core/format.js";
 import { ask, confirm, jsonIn, rowsOf, tableOf } from "../core/forms.js";
 import { has, isAdministrator, useGet, useStore, vhost } from "../core/store.js";
-import { LocalTable, Table } from "../core/table.js";
+import { LocalTable, NAME, Table, VHOST } from "../core/table.js";
 import { Arguments, Card, Name, Page, Waiting, html } from "../core/ui.js";
 import { vhostField } from "./queue-forms.js";
 
@@ -104,14 +104,8 @@ function Policies({ operator, host, title, note, editable }) {
       : at`policies`;
   const found = useGet(all, { every: 10_000 });
   const columns = [
-    { id: "name", label: "Name", sort: "name", cell: (row) => html`<${Name} of=${row.name} />` },
-    {
-      id: "vhost",
-      label: "Virtual host",
-      sort: "vhost",
-      opt: true,
-      cell: (row) => html`<bdi>${row.vhost}</bdi>`,
-    },
+    NAME,
+    VHOST,
     {
       id: "pattern",
       label: "Pattern",

@@ -2,8 +2,8 @@
 import { at } from "../core/api.js";
 import { bytes, rate, short } from "../core/format.js";
 import { setParams, useStore, vhost } from "../core/store.js";
-import { List } from "../core/table.js";
-import { Name, Page, QueueLink, State, Tag, TypeTag, VhostLink, html } from "../core/ui.js";
+import { List, VHOST } from "../core/table.js";
+import { Name, Page, QueueLink, State, Tag, TypeTag, html } from "../core/ui.js";
 import { declareQueue } from "./queue-forms.js";
 
 export const keyOfQueue = (row) => `${encodeURIComponent(row.vhost)}/${encodeURIComponent(row.name)}`;
@@ -37,13 +37,7 @@ export const QUEUE_COLUMNS = [
     sort: "name",
     cell: (row) => html`<${QueueLink} vhost=${row.vhost} name=${row.name} most=${32} />`,
   },
-  {
-    id: "vhost",
-    label: "Virtual host",
-    sort: "vhost",
-    opt: true,
-    cell: (row) => html`<${VhostLink} name=${row.vhost} />`,
-  },
+  VHOST,
   { id: "type", label: "Type", sort: "type", cell: (row) => html`<${TypeTag} type=${kindOf(row)} />` },
   { id: "state", label: "State", sort: "state", cell: (row) => html`<${State} of=${row.state} />` },
   {

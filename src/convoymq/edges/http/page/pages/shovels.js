@@ -3,7 +3,7 @@ import { at, del, put } from "../core/api.js";
 import { count } from "../core/format.js";
 import { ask, confirm, jsonIn } from "../core/forms.js";
 import { isAdministrator, useGet, useStore, vhost } from "../core/store.js";
-import { LocalTable } from "../core/table.js";
+import { LocalTable, NAME, VHOST } from "../core/table.js";
 import { Card, Name, Page, State, Waiting, html } from "../core/ui.js";
 import { vhostField } from "./queue-forms.js";
 
@@ -83,14 +83,8 @@ export default function Shovels() {
   const definition = (row) =>
     defined.data?.find((each) => each.vhost === row.vhost && each.name === row.name);
   const columns = [
-    { id: "name", label: "Name", sort: "name", cell: (row) => html`<${Name} of=${row.name} />` },
-    {
-      id: "vhost",
-      label: "Virtual host",
-      sort: "vhost",
-      opt: true,
-      cell: (row) => html`<bdi>${row.vhost}</bdi>`,
-    },
+    NAME,
+    VHOST,
     { id: "state", label: "State", sort: "state", cell: state },
     { id: "from", label: "From", cell: (row) => place(row, "src") },
     { id: "to", label: "To", cell: (row) => place(row, "dest") },

@@ -2,7 +2,7 @@
 import { at } from "../core/api.js";
 import { bytes, count, plain, rate, short } from "../core/format.js";
 import { useStore, vhost } from "../core/store.js";
-import { List } from "../core/table.js";
+import { List, VHOST } from "../core/table.js";
 import { Page, QueueLink, State, html } from "../core/ui.js";
 import { declareQueue } from "./queue-forms.js";
 import { Members, keyOfQueue, number } from "./queues.js";
@@ -14,13 +14,7 @@ const COLUMNS = [
     sort: "name",
     cell: (row) => html`<${QueueLink} vhost=${row.vhost} name=${row.name} />`,
   },
-  {
-    id: "vhost",
-    label: "Virtual host",
-    sort: "vhost",
-    opt: true,
-    cell: (row) => html`<bdi>${row.vhost}</bdi>`,
-  },
+  VHOST,
   { id: "state", label: "State", sort: "state", cell: (row) => html`<${State} of=${row.state} />` },
   {
     id: "leader",

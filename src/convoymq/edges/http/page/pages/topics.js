@@ -3,7 +3,7 @@ import { at, put } from "../core/api.js";
 import { count, when } from "../core/format.js";
 import { ask, tableOf } from "../core/forms.js";
 import { session, to, useStore, vhost } from "../core/store.js";
-import { List } from "../core/table.js";
+import { List, VHOST } from "../core/table.js";
 import { Arguments, Badge, Name, Page, html } from "../core/ui.js";
 import { vhostField } from "./queue-forms.js";
 
@@ -78,13 +78,7 @@ const COLUMNS = [
     sort: "name",
     cell: (row) => html`<a href=${to("topic", row.vhost, row.name)}><${Name} of=${row.name} /></a>`,
   },
-  {
-    id: "vhost",
-    label: "Virtual host",
-    sort: "vhost",
-    opt: true,
-    cell: (row) => html`<bdi>${row.vhost}</bdi>`,
-  },
+  VHOST,
   { id: "mode", label: "Mode", sort: "mode", cell: (row) => row.mode },
   {
     id: "partitions",
