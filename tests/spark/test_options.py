@@ -58,6 +58,12 @@ def test_an_unknown_option_is_refused_with_the_near_ones(name: str, hint: str) -
         parse_options("convoymq", {**MINIMAL, name: "1"})
 
 
+@pytest.mark.parametrize("given", [{}, {**MINIMAL, "provider": "convoymq", "owner": "root"}])
+def test_a_table_is_refused_with_what_to_do_instead(given: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match=r"^Spark forgets .*CREATE TEMPORARY VIEW"):
+        parse_options("convoymq", given)
+
+
 def test_what_spark_adds_itself_is_let_through() -> None:
     parse_options("convoymq", {**MINIMAL, "checkpointLocation": "/x", "path": "y"})
 

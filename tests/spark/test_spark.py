@@ -382,6 +382,25 @@ def test_a_classic_queue_is_reserved_and_written(
     assert sink.values == numbered(0, 100)
 
 
+# --- SQL -------------------------------------------------------------------------------------
+
+
+def test_sql_reads_and_writes_by_a_view(spark: SparkSession, nodes: Broker) -> None:
+    stream = nodes.declare("stream")
+    nodes.publish(stream, numbered(0, 100))
+    options = f"OPTIONS (servers '{nodes.servers}', {{}} '{stream}')"
+    reading, writing = options.format("subscribe"), options.format("topic")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING convoymq {reading}")
+    columns = "key BINARY, value BINARY"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW sink ({columns}) USING convoymq {writing}")
+    count = "SELECT count(*) AS rows FROM orders WHERE offset >= 50"
+    assert spark.sql(count).collect()[0].rows == 50
+    spark.sql("INSERT INTO sink SELECT CAST('k' AS BINARY), CAST('v' AS BINARY)")
+    assert spark.sql(count).collect()[0].rows == 51
+    with pytest.raises(PySparkException, match=r"^[^\n]*CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE refused USING convoymq {reading}")
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 
@@ -389,7 +408,7 @@ def test_errors_reach_the_driver_in_time(
     spark: SparkSession, nodes: Broker, reading: Callable[..., DataFrame]
 ) -> None:
     stream = nodes.declare("stream")
-    with pytest.raises(PySparkException, match=f"no stream x{stream}.*did you mean"):
+    with pytest.raises(PySparkException, match=rf"^[^\n]*no stream x{stream}.*did you mean"):
         reading(f"x{stream}").collect()
     with pytest.raises(PySparkException, match="did you mean startingOffsets"):
         reading(stream, startingOffset="earliest")

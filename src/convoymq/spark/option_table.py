@@ -194,6 +194,12 @@ QUEUE_OPTIONS = (
 FORMATS = {"convoymq": STREAM_OPTIONS, "convoymq_queue": QUEUE_OPTIONS}
 
 # Spark passes these along with ours.
+_OF_TABLES = "provider"
+"""An option that Spark gives for CREATE TABLE alone."""
+_USE_VIEWS = (
+    "Spark forgets the options of a table whose source is written in Python: "
+    "use CREATE TEMPORARY VIEW … USING {format} OPTIONS (…)"
+)
 _SPARKS_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode"})
 # What people who come from Kafka write, and what it is called here.
 _KAFKAS_OWN = {
@@ -216,6 +222,9 @@ def parse_options(format_name: str, given: Mapping[str, str]) -> OptionValues:
     Raises:
         OptionError: an unknown name, or a value that its option does not take.
     """
+    if not given or _OF_TABLES in given:
+        # CREATE TABLE; or a query of a table that was made with columns.
+        raise OptionError(_USE_VIEWS.format(format=format_name))
     table = {option.name.lower(): option for option in FORMATS[format_name]}
     values: dict[str, object] = {option.name: option.default for option in table.values()}
     for name, value in given.items():

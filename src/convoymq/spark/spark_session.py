@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
 }
-"""Without the first, the option `pushdown` is refused by Spark."""
+"""Without the first, the option `pushdown` is refused by Spark. With the second, the first line of
+an error has its cause, instead of `Traceback (most recent call last)`."""
 
 LOCAL_DEFAULTS = {
     "spark.sql.catalogImplementation": "in-memory",
