@@ -45,8 +45,6 @@ GROUPS = (b"a", b"b", b"c", b"d", b"e")
 """Message groups, of all publishers."""
 MESSAGE_IDS_KEPT = 60
 """Of one queue, among which a publisher chooses what it repeats."""
-
-
 GRANT_MAX = 50
 """Credit of consumers that empty a queue."""
 
@@ -357,8 +355,10 @@ class Channel(ClientEvents):
             self._settle(number, self.held.pop(number))
 
     def _lacks_credit(self, number: int) -> bool:
-        """Returns whether a consumer is to be granted more at the end."""
-        return True
+        """Returns whether one is to be granted more at the end; never before the last answer."""
+        credit = self._credits[number]
+        got = self._last_id.get(number, -1) + 1
+        return not credit.asked and credit.limit - got < GRANT_MAX // 2
 
     def drain(self) -> None:
         """From now on only what empties the queue."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoymq.queues.classic.queue import ClassicQueue
-from convoymq.sim.clients import GRANT_MAX, Channel, Traits
+from convoymq.sim.clients import Channel, Traits
 from convoymq.sim.hosted.book import QueueReferee
 
 PERSISTENT_SHARE = 0.7
@@ -34,12 +34,6 @@ class QueueChannel(Channel):
         queue = self.client.queue
         assert isinstance(queue, ClassicQueue)
         return queue.host.now_ms()
-
-    def _lacks_credit(self, number: int) -> bool:
-        """See `Channel`. Answers take long: nobody asks before the last one has come."""
-        credit = self._credits[number]
-        got = self._last_id.get(number, -1) + 1
-        return not credit.asked and credit.limit - got < GRANT_MAX // 2
 
     def _check_avoids(
         self, consumer: int, block: bytes, command: int, first: int, count: int
