@@ -1,7 +1,7 @@
 """Engine of every simulation: chaos first, then everything heals and all promises fall due.
 
 Safety is checked all the time, liveness in the second phase: within a bounded simulated time
-nothing may be left undone.
+nothing may be left undone, and within a shorter one something has to be done.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from convoymq.sim.clock import Scheduler
 from convoymq.sim.disk import PowerLost
 
 EVENTS_MAX = 3_000_000
+STALLED_US = 60_000_000
+"""So long nothing of what is unfinished may stay as it is. A run with many messages has more time
+until its end, but not for any single step towards it."""
 
 
 class NotLive(AssertionError):
@@ -65,12 +68,16 @@ class Simulation(ABC):
         self.quiet = True
         self._heal()
         limit_us = self.scheduler.now_us + self._patience_us()
+        former, stalled_us = list[str](), 0
         while True:
             self._run_until(self.scheduler.now_us + self.check_every_us)
             waiting = self._unfinished()
             if not waiting:
                 break
-            if self.scheduler.now_us >= limit_us:
+            now_us = self.scheduler.now_us
+            if waiting != former:
+                former, stalled_us = waiting, now_us + STALLED_US
+            if now_us >= min(limit_us, stalled_us):
                 self._give_up(waiting)
         self._final_checks()
 

@@ -35,7 +35,7 @@ POLL_US = 5_000
 KEEP_US = 20_000
 CHANGES_MAX = 8
 """Changes of a ring by a mirror that fails, and by the next that fails some seconds later."""
-STEP_US_MAX = 60_000_000
+STEP_US_MAX = 30_000_000
 """Longest simulated time of one step of a script."""
 Steps = Iterator[Callable[[], bool]]
 """A script: each step waits for a condition."""
