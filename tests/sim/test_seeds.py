@@ -15,40 +15,26 @@ from convoymq.sim.registry import DEFAULT, LOADS
 from convoymq.sim.runner import replay_command
 
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions" / "seeds.json").read_text())
-BLOCKS = 4
-SEEDS_PER_BLOCK = int(os.environ.get("CONVOY_SIM_SEEDS", "160")) // BLOCKS
+SEEDS = int(os.environ.get("CONVOY_SIM_SEEDS", "40"))
 BLOCK_SECONDS_MAX = 3.0
 """A block ends early on a slow machine: fewer seeds, not a longer test."""
+BLOCKS = [(load, 0) for load in sorted(LOADS) if load != "topics"] + [(DEFAULT, 1)]
+"""Loads, and thousands of seeds."""
 
 
-def assert_kept(result: Result) -> None:
+def assert_kept(result: Result, load: str) -> None:
     """Fails with the end of the trace and the command that shows it again."""
     if result.failure is not None:
         tail = "\n".join(result.tail[-40:])
-        pytest.fail(
-            f"{tail}\n{result.detail}\nreplay: {replay_command(result.seed, '')}", pytrace=False
-        )
+        replay = replay_command(result.seed, f" --load {load}")
+        pytest.fail(f"{tail}\n{result.detail}\nreplay: {replay}", pytrace=False)
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
-def test_seeds(block: int) -> None:
+@pytest.mark.parametrize(("load", "block"), BLOCKS)
+def test_seeds(load: str, block: int) -> None:
     started = time.monotonic()
-    for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):
-        assert_kept(run_seed(seed))
-        if time.monotonic() - started > BLOCK_SECONDS_MAX:
-            break
-
-
-@pytest.mark.parametrize("block", range(BLOCKS // 2))
-@pytest.mark.parametrize("load", sorted(set(LOADS) - {DEFAULT, "topics"}))
-def test_seeds_of_other_loads(load: str, block: int) -> None:
-    started = time.monotonic()
-    for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):
-        result = run_seed(seed, load=load)
-        if result.failure is not None:
-            tail = "\n".join(result.tail[-40:])
-            replay = replay_command(seed, f" --load {load}")
-            pytest.fail(f"{tail}\n{result.detail}\nreplay: {replay}", pytrace=False)
+    for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS):
+        assert_kept(run_seed(seed, load=load), load)
         if time.monotonic() - started > BLOCK_SECONDS_MAX:
             break
 
@@ -61,4 +47,4 @@ def test_regressions(case: dict[str, object]) -> None:
     assert faults is None or isinstance(faults, list)
     load = case.get("load", DEFAULT)
     assert isinstance(load, str)
-    assert_kept(run_seed(seed, faults, load=load))
+    assert_kept(run_seed(seed, faults, load=load), load)

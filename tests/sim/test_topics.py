@@ -23,7 +23,7 @@ from convoymq.sim.topics.world import TopicWorld
 from convoymq.topics.rules.dedup import DedupTable
 from tests.sim.topic_mutants import LIMIT, MUTANTS, Broken, Mutant, Patch, hunt
 
-BLOCKS = 4
+BLOCKS = 2
 SEEDS_PER_BLOCK = 40
 BLOCK_SECONDS_MAX = 2.0
 """A block ends early on a slow machine: fewer seeds, not a longer test."""
