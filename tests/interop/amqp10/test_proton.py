@@ -438,7 +438,7 @@ def test_many_links_are_drained_and_get_single_messages(
 ) -> None:
     """[drain_many, sync_get_unsettled, sync_get_settled, timed_get, stop]"""
     queues = [names.queue(f"d{number}") for number in range(10)]
-    connection = dial(2)
+    connection = dial()
     receivers = []
     for number, name in enumerate(queues):
         channel.queue_declare(name, durable=True, arguments=QUORUM)
