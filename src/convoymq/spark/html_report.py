@@ -1,7 +1,7 @@
 """Pages of reports: one HTML file with tables and charts, without a network.
 
 Lines are drawn by uPlot, which the management page brings with it and each report with a chart
-contains (ADR 0216); a bar is a cell of a table. Tables are sorted by a click on a column.
+contains (ADR 0218); a bar is a cell of a table. Tables are sorted by a click on a column.
 """
 
 from __future__ import annotations
