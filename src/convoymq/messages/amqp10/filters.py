@@ -169,7 +169,7 @@ def _by_application_properties(
     )
 
 
-_TESTS = {
+_TESTS: dict[str, Callable[[Value, Callable[[], int]], Callable[[Fields], bool]]] = {
     PROPERTIES[0]: _by_properties,
     APPLICATION_PROPERTIES[0]: _by_application_properties,
     SQL[0]: _by_sql,
