@@ -120,8 +120,8 @@ FROZEN_VERSION = 5
 """Machine version from which a queue can be migrated."""
 ATTRIBUTES_VERSION = 2
 """Machine version from which messages may expire and have priorities."""
-FIRST_ENTRY = 1
-"""Index of the members of a new group; the version follows."""
+FIRST_ENTRIES = 8
+"""A new group's members, the begin of its first term and its version are among so many entries."""
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
 SETTINGS_WAIT_S = 3.0
 """Longest wait of a declaration for settings that only a newer machine version has."""
@@ -277,7 +277,7 @@ class QuorumQueue(GroupQueue):
             return True
         # A new queue whose first entries are not applied here: who declared it has waited for the
         # version, on another node.
-        return self._floor_at_first >= version and replica.last_applied <= FIRST_ENTRY
+        return self._floor_at_first >= version and replica.last_applied <= FIRST_ENTRIES
 
     @property
     def serves_delays(self) -> bool:
