@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from convoymq.model.errors import Unavailable
+from convoymq.model.errors import StorageFault, Unavailable
 from convoymq.rocketmq.acting import key_log
 from convoymq.rocketmq.acting.escape import KEY_FIELD, KEY_PROPERTY
 from convoymq.rocketmq.acting.lock_requests import place_of
@@ -272,6 +272,28 @@ async def test_a_target_that_one_slave_names_is_waited_for(groups: Groups) -> No
     await until(lambda: 1 in other.group.members)
     with pytest.raises(Unavailable, match=r"\['m'\] may have messages of n, and are not listed"):
         await other.group.learner.learn()
+
+
+async def test_a_target_that_cannot_promise_anything_is_waited_for(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is full, and it has messages of the group. Found by the simulator: its answer was
+    taken for that of a broker of RocketMQ's, and a timed message was delivered twice."""
+    target = await groups.online("m", 0, totalReplicas=1)
+    target.topics.create(TopicConfig("orders", 4, 4, 6))
+    acting = await groups.online("n", 1)
+    await until(lambda: acting.group.services_run)
+    await eventually(lambda: route_of(groups, "orders"))
+    assert (await acting.escape.put(draft(1))).status is PutStatus.PUT_OK
+
+    def is_full(*_: object) -> None:
+        raise StorageFault("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target.group._keys, "persist", is_full)
+        with pytest.raises(Unavailable, match="m may have messages of n, and does not answer"):
+            await acting.group.learner.learn()
+    await acting.group.learner.learn()
 
 
 @pytest.mark.provokes("rocketmq.escape_failed")

@@ -169,9 +169,12 @@ class KeyLearner:
         connection = await self._parts.remoting.connected(address, ASK_TIMEOUT_S)
         asked = request(Request.GET_ESCAPE_KEYS, fields)
         answer = await connection.request(asked, ASK_TIMEOUT_S)
-        if answer.code != Answer.SUCCESS:
+        if answer.code == Answer.REQUEST_CODE_NOT_SUPPORTED:
             # RocketMQ's, which has no keys.
             return EscapeKeys()
+        if answer.code != Answer.SUCCESS:
+            # It has not promised anything: its disk may be full.
+            raise Unavailable(answer.remark or f"code {answer.code}")
         found = json.loads(answer.body, EscapeKeys)
         KeyTable().merge(self._parts.role.name, found.ranges)
         return found
