@@ -19,6 +19,7 @@ from convoymq.rocketmq.broker.values import LockBody, LockedBody, MessageQueue
 from convoymq.rocketmq.namesrv.tables import TIMEOUT_MS, Registration, Replica
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
+from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.values import EscapeKeys, RouteData, TopicConfig, TopicTable
 from convoymq.rocketmq.store.types import Draft, PutStatus, encode_properties
 from tests.patience import PATIENCE_S
@@ -540,6 +541,32 @@ async def test_a_lock_needs_a_majority_where_it_is_strict(groups: Groups) -> Non
     # One of three is no majority, and what it won alone is given back at once.
     assert await lock(acting, "c", queue(2)) == []
     assert first.locks.holder("g", place(2), first.now_ms()) is None
+
+
+async def test_a_replica_remembers_which_epochs_it_voted_for(groups: Groups) -> None:
+    """Its table is lost with the process, and its clock may have jumped."""
+    settings = {"lockInStrictMode": True, "totalReplicas": 3}
+
+    async def vote(broker: Broker, client_id: str, epoch: int) -> Command:
+        body = {
+            "consumerGroup": "g", "clientId": client_id, "onlyThisBroker": True, "epoch": epoch,
+            "mqSet": [queue()],
+        }  # fmt: skip
+        return await groups.client(broker).ask(Request.LOCK_BATCH_MQ, body)
+
+    voter = await groups.online("n", 1, **settings)
+    ahead = voter.now_ms() + 1_000_000
+    assert b'"epochs":[]' in bytes((await vote(voter, "a", ahead)).body)
+    await groups.stop_broker(voter)
+    voter = await groups.online("n", 1, **settings)
+    floor = voter.locks.floor
+    assert floor > ahead
+    refused = await vote(voter, "b", ahead)
+    assert f",{floor}]]".encode() in bytes(refused.body)
+    assert voter.locks.holder("g", place(0), voter.steady_ms()) is None
+    await vote(voter, "b", floor + 1)
+    assert voter.locks.holder("g", place(0), voter.steady_ms()) == "b"
+    assert (await vote(voter, "b", 1 << 60)).code == Answer.INVALID_PARAMETER
 
 
 async def test_a_slave_that_does_not_act_locks_nothing_for_clients(groups: Groups) -> None:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 VOTE_TIMEOUT_S = 1.0
+RESERVED_MS = 3_600_000
+"""So many epochs are reserved at once: a lock costs a write of a file once an hour."""
+AHEAD_MS = 365 * 24 * RESERVED_MS
+"""An epoch that is further ahead is nobody's: clocks do not differ by a year."""
 HELD_BY_ANOTHER = "the queue is locked by another client of the group"
 
 
@@ -43,6 +47,10 @@ class _Answer(LockedBody, rename="camel"):
     """Body of an answer: as RocketMQ's, and the epochs of queues that were refused for theirs."""
 
     epochs: list[tuple[MessageQueue, int]] = msgspec.field(default_factory=list)
+
+
+class _Reserved(msgspec.Struct):
+    epoch: int = 0
 
 
 class LockRequests:
@@ -65,6 +73,8 @@ class LockRequests:
         self._replicas = replicas
         self._is_strict = is_strict and replicas > 1
         self._members = members
+        self._file = parts.file("lockEpochs.json")
+        self._reserved = parts.locks.floor = (self._file.read(_Reserved) or _Reserved()).epoch
         parts.register(Request.LOCK_BATCH_MQ, self._lock)
         parts.register(Request.UNLOCK_BATCH_MQ, self._unlock)
 
@@ -82,8 +92,19 @@ class LockRequests:
             return command.answer(body=json.dumps(LockedBody(self._vote(ask).locked)))
         return asyncio.ensure_future(self._lock_strictly(command, ask))
 
+    def _reserve(self, epoch: int) -> None:
+        """Makes sure that a later life of this replica votes for later epochs. Raises Refusal,
+        StorageFault."""
+        if epoch <= self._reserved:
+            return
+        if epoch > max(self._reserved, self._parts.now_ms()) + AHEAD_MS:
+            raise Refusal(Answer.INVALID_PARAMETER, f"epoch {epoch} of a lock is years ahead")
+        self._file.write(_Reserved(epoch + RESERVED_MS))
+        self._reserved = epoch + RESERVED_MS
+
     def _vote(self, ask: _Ask) -> _Answer:
-        """Locks in this broker's table."""
+        """Locks in this broker's table. Raises Refusal, StorageFault."""
+        self._reserve(ask.epoch)
         locks, now_ms = self._parts.locks, self._parts.steady_ms()
         group = ask.consumer_group
         epoch = ask.epoch or locks.propose(group, self._parts.now_ms())
@@ -93,7 +114,7 @@ class LockRequests:
             place = place_of(queue)
             if locks.lock(group, ask.client_id, place, epoch, now_ms):
                 locked.append(queue)
-            elif locks.holder(group, place, now_ms) is None:
+            elif locks.holder(group, place, now_ms) in (None, ask.client_id):
                 epochs.append((queue, locks.epoch(group, place)))
         return _Answer(locked, epochs)
 
@@ -103,7 +124,7 @@ class LockRequests:
         before = {p for p in places if locks.holder(ask.consumer_group, p, now_ms) == ask.client_id}
         ballot = await self._ballot(ask, 0)
         if ballot.above:
-            # A replica knows of a higher epoch. Nobody has the lock.
+            # A replica knows of a higher epoch. Nobody else has the lock.
             ballot = await self._ballot(ask, ballot.above)
         if lost := ballot.lost() - before:
             await self._give_back(ask, lost, ballot.epoch)

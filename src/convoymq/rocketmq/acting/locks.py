@@ -13,6 +13,9 @@ a majority are given back, so that nobody waits a minute for them; RocketMQ leav
 frees a lock has an epoch too: it neither ends a lease that began later, nor does a request for an
 earlier one get the lock again.
 
+Tables are lost with the process. Before a replica votes for an epoch, a file says up to which one
+it may (`LockRequests`): after a restart it votes for later ones only (docs/adr/0213).
+
 RocketMQ's brokers have no epochs: they take part in majorities, and are believed.
 """
 
@@ -44,10 +47,11 @@ class _Lock:
 
 
 class LockTable:
-    """The locks of one broker. `now_ms`: monotonic; epochs begin at the wall clock's time, so
-    that they grow over restarts."""
+    """The locks of one broker. `now_ms`: monotonic; epochs begin at the wall clock's time, or
+    above `floor`: a former life of this replica voted for no later one."""
 
     def __init__(self) -> None:
+        self.floor = 0
         self._locks: dict[str, dict[Queue, _Lock]] = {}
         self._size = 0
         self._proposed = 0
@@ -56,26 +60,24 @@ class LockTable:
         """Returns an epoch above all of a group, above all that were proposed here, and above one
         that another replica knows."""
         known = max((lock.epoch for lock in self._locks.get(group, {}).values()), default=0)
-        self._proposed = max(known + 1, self._proposed + 1, above + 1, wall_ms)
+        self._proposed = max(wall_ms, 1 + max(known, self._proposed, above, self.floor))
         return self._proposed
 
     def lock(self, group: str, client: str, queue: Queue, epoch: int, now_ms: int) -> bool:
-        """Locks a queue, or renews the lock; returns whether the client has it."""
+        """Locks a queue, or renews the lock; returns whether the client has it. No epoch is won
+        after a later one, by the holder neither: others may know of nothing but this one."""
         locks = self._locks.setdefault(group, {})
         lock = locks.get(queue)
         if lock is None:
-            if self._size >= QUEUES_MAX:
+            if self._size >= QUEUES_MAX or epoch <= self.floor:
                 return False
             self._size += 1
             locks[queue] = _Lock(client, epoch, now_ms)
             return True
         if self._is_held(lock, now_ms):
-            if lock.client != client:
+            if lock.client != client or epoch < lock.epoch:
                 return False
-            lock.renewed_ms = now_ms
-            lock.epoch = max(lock.epoch, epoch)
-            return True
-        if epoch <= lock.epoch:
+        elif epoch <= lock.epoch:
             return False
         lock.client, lock.epoch, lock.renewed_ms = client, epoch, now_ms
         return True
@@ -93,9 +95,9 @@ class LockTable:
         return lock.client if lock is not None and self._is_held(lock, now_ms) else None
 
     def epoch(self, group: str, queue: Queue) -> int:
-        """Returns the last epoch of a queue, 0 if it was never locked."""
+        """Returns the last epoch of a queue, `floor` if it was never locked."""
         lock = self._locks.get(group, {}).get(queue)
-        return 0 if lock is None else lock.epoch
+        return self.floor if lock is None else lock.epoch
 
     def may_consume(
         self, group: str, client: str, queue: Queue, now_ms: int, epoch: int | None = None

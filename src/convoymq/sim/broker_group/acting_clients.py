@@ -193,12 +193,13 @@ class ClientNode(ProductionNode):
             node = world.found()
             if node is None:
                 continue
+            known = world.acting.known_epoch(QUEUE)
             answer = await self.ask(node, Request.LOCK_BATCH_MQ, body=body)
             is_locked = answer is not None and answer.code == Answer.SUCCESS and bool(
                 json.loads(answer.body, LockedBody).locked
             )  # fmt: skip
             if is_locked and node.serves:
-                world.on_locked(node, client)
+                world.on_locked(node, client, known)
                 await asyncio.sleep(draw.between(1_000, 400_000) / 1e6)
             world.acting.on_unlocked(QUEUE, client)
             await self.ask(node, Request.UNLOCK_BATCH_MQ, body=body)

@@ -69,8 +69,12 @@ class ActingReferee:
         self.doubled = 0
         self.clocks_ms = 0
         """By so much clocks may differ."""
-        self.holders: dict[object, tuple[str, int, int]] = {}
-        """Queue -> client, epoch, restarts until then."""
+        self.holders: dict[object, tuple[str, int]] = {}
+        """Queue -> client that has its lock, restarts until then."""
+        self.highest: dict[object, int] = {}
+        """Queue -> highest epoch that a client had."""
+        self._lost = 0
+        """Disks that were lost: with each the epochs that its replica voted for."""
         self.epochs: dict[tuple[object, int], str] = {}
 
     def on_escape(self, number: int, now_us: int, end: int) -> None:
@@ -156,21 +160,41 @@ class ActingReferee:
             )
         self.doubled += 1
 
-    def on_locked(self, queue: object, client: str, epoch: int, restarts: int) -> None:
-        """A majority gave a client a lock."""
+    def on_locked(
+        self, queue: object, client: str, epoch: int, asked: tuple[int, int], restarts: int
+    ) -> None:
+        """A majority gave a client a lock.
+
+        Args:
+            asked: `known_epoch` when the client asked.
+            restarts: of replicas, until now. With them their locks are gone.
+        """
         held = self.holders.get(queue)
-        if held is not None and held[2] == restarts:
-            if held[0] and held[0] != client:
-                raise InvariantBroken(f"{client} has the lock of {queue}, which {held} has")
-            if epoch < held[1]:
-                raise InvariantBroken(f"{queue}: epoch {epoch} after {held}")
+        if held is not None and held[1] == restarts and held[0] not in ("", client):
+            raise InvariantBroken(f"{client} has the lock of {queue}, which {held} has")
+        self.holders[queue] = client, restarts
+        lost, before = asked
+        if lost != self._lost:
+            return
+        if epoch < before:
+            raise InvariantBroken(f"{queue}: epoch {epoch} after {before}")
         other = self.epochs.setdefault((queue, epoch), client)
         if other != client:
             raise InvariantBroken(f"{queue}: {client} has epoch {epoch}, which {other} had")
-        self.holders[queue] = client, epoch, restarts
+        self.highest[queue] = max(epoch, self.highest.get(queue, 0))
+
+    def known_epoch(self, queue: object) -> tuple[int, int]:
+        """Returns lost disks, and the highest epoch that a client of a queue had since."""
+        return self._lost, self.highest.get(queue, 0)
+
+    def on_disk_lost(self) -> None:
+        """A replica votes for any epoch."""
+        self._lost += 1
+        self.highest.clear()
+        self.epochs.clear()
 
     def on_unlocked(self, queue: object, client: str) -> None:
         """A client gives its lock back, if it has it."""
-        holder, epoch, restarts = self.holders.get(queue, ("", 0, 0))
+        holder, restarts = self.holders.get(queue, ("", 0))
         if holder == client:
-            self.holders[queue] = "", epoch, restarts
+            self.holders[queue] = "", restarts

@@ -158,11 +158,14 @@ class ActingWorld(BrokerGroupWorld):
         """A target promised to take no attempts of earlier generations."""
         self.told[target.number] = max(generation, self.told.get(target.number, 0))
 
-    def on_locked(self, node: ActingNode, client: str) -> None:
-        """A client has a lock."""
+    def on_locked(self, node: ActingNode, client: str, asked: tuple[int, int]) -> None:
+        """A client has a lock. `asked`: `known_epoch` of the referee when it asked."""
         self.locked += 1
+        if self.twins:
+            # They vote beside the replicas whose ids they have.
+            self.acting.on_disk_lost()
         locks, place = node.broker.locks, place_of(QUEUE)
-        self.acting.on_locked(QUEUE, client, locks.epoch("g", place), self.restarts)
+        self.acting.on_locked(QUEUE, client, locks.epoch("g", place), asked, self.restarts)
         if locks.may_consume("g", "another", place, node.steady_ms()):
             raise InvariantBroken(f"{node.name}: another client may pull from {QUEUE}")
 
@@ -244,6 +247,8 @@ class ActingWorld(BrokerGroupWorld):
     ) -> None:
         """See `World`. Targets keep their disks: each is the only one of its broker."""
         if node.number in self.replicas:
+            if wipe:
+                self.acting.on_disk_lost()
             super().crash(node, restart_us=restart_us, keep=keep, refuses=refuses, wipe=wipe)
         else:
             World.crash(self, node, restart_us=restart_us, keep=keep, refuses=refuses)
@@ -268,6 +273,7 @@ class ActingWorld(BrokerGroupWorld):
             twin.process.alive = False
             self.network.stop(twin.number, refuses=True)
         del self.nodes[twin.number], self.twins[twin.number]
+        self.acting.on_disk_lost()
         self.debts[original] = self.referee.end
         self.trace.add(twin.name, "ends for ever")
 
