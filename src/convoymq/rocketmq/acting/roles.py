@@ -281,7 +281,7 @@ class Roles:
         master = members.get(MASTER_ID) if own != MASTER_ID else None
         if master != self._master:
             self._master, self._ha_address = master, None
-            self._wakes |= master is not None and not self._is_first_view
+            self._wakes = master is not None and not self._is_first_view
             self._retry_ms = None
         if master is not None and ha_address:
             self._ha_address = ha_address

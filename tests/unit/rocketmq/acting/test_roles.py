@@ -119,6 +119,16 @@ def test_a_step_that_is_pointless_is_not_tried_again() -> None:
     assert carried_out(core, 11) == [WakePulls()]
 
 
+def test_pulls_are_not_woken_for_a_master_that_has_gone_again() -> None:
+    """Found by the simulator: a client ahead of an acting slave was answered at once."""
+    core = slave_of(MASTER)
+    core.on_min_id(1, FIRST, MASTER, None)
+    assert carried_out(core, 10) == [RunServices(True), Detach(MASTER)]
+    core.on_min_id(0, MASTER, None, None)
+    core.on_min_id(1, FIRST, MASTER, None)
+    assert carried_out(core, 20) == []
+
+
 def test_services_end_at_once_while_something_else_waits_for_its_retry() -> None:
     core = slave_of(None)
     assert core.services_run
