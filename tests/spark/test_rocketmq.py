@@ -9,7 +9,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ from tests.patience import PATIENCE_S
 from tests.rocketmq.processes import BrokerProcess, Server
 from tests.rocketmq.test_tls import Secured
 from tests.spark.support import Query, batch_rows
-from tests.spark.test_audit import Row, Rows, of_kind, rewrite
+from tests.spark.test_audit import Rows, of_kind, rewrite
 from tests.spark.test_spark import eventually
 
 T = TypeVar("T")
@@ -510,21 +509,20 @@ def test_the_audit_proves_that_a_killed_master_lost_nothing(
     def injure(rows: Rows, _facts: dict[str, Any]) -> None:
         stored = [row for row in of_kind(rows, words.STORED) if row["count"] > 1]
         stored.sort(key=lambda row: (row["session"], row["consumer"], row["time_us"]))
-        # A gap shows where something follows it.
-        gap, after = neighbours(stored)
-        one, other = neighbours(stored[stored.index(after) :])
+        # A gap shows where something of its queue lies on both sides.
+        _, gap, _ = neighbours(stored, 3)
+        one, other = neighbours(stored[::-1], 2)
+        assert gap not in (one, other)
         rows.remove(gap)
         for name in ("position_index", "index"):
             one[name], other[name] = other[name], one[name]
         key = {"kind": words.TAKEN, "seq": 5, "count": 1}
         rows += [{**one, **key}, {**one, **key}]
 
-    def neighbours(rows: Rows) -> tuple[Row, Row]:
-        pairs = pairwise(rows)
-        return next(
-            pair for pair in pairs
-            if all(pair[0][name] == pair[1][name] for name in ("session", "consumer"))
-        )  # fmt: skip
+    def neighbours(rows: Rows, count: int) -> Rows:
+        """Returns the first rows of one queue that lie side by side."""
+        parts = (rows[at : at + count] for at in range(len(rows) - count + 1))
+        return next(p for p in parts if len({(row["session"], row["consumer"]) for row in p}) == 1)
 
     copy = tmp_path / "copy"
     shutil.copytree(group.directory / "1" / "store" / "trace", copy)
