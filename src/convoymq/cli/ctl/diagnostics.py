@@ -9,6 +9,7 @@ from convoymq.cli.ctl.command import (
     CTL,
     DIAGNOSTICS,
     QUEUES,
+    UPGRADE,
     Command,
     Invocation,
     Request,
@@ -250,20 +251,39 @@ def _check_leaders(invocation: Invocation) -> Output:
     return Text("There are no quorum queues without an elected leader", {"result": "ok"})
 
 
+def _checked(invocation: Invocation, check: str, failed: str, passed: str) -> Output:
+    """Asks the node for a health check whose answer is its reason."""
+    answer = invocation.api.request("GET", f"health/checks/{check}")
+    if answer.status >= 300:
+        raise _unhealthy(f"{failed}: {answer.reason}")
+    return Text(passed, {"result": "ok"})
+
+
 def _check_metadata(invocation: Invocation) -> Output:
-    return _metadata_checked(invocation, "")
+    store = f"Metadata store on node {invocation.node} is"
+    return _checked(
+        invocation, "metadata-store/initialized", f"{store} not ready", f"{store} initialized"
+    )
 
 
 def _check_metadata_data(invocation: Invocation) -> Output:
-    return _metadata_checked(invocation, "/with-data")
+    store = f"Metadata store on node {invocation.node} is"
+    return _checked(
+        invocation,
+        "metadata-store/initialized/with-data",
+        f"{store} not ready",
+        f"{store} initialized and has data",
+    )
 
 
-def _metadata_checked(invocation: Invocation, more: str) -> Output:
-    node, what = invocation.node, " and has data" if more else ""
-    answer = invocation.api.request("GET", f"health/checks/metadata-store/initialized{more}")
-    if answer.status >= 300:
-        raise _unhealthy(f"Metadata store on node {node} is not ready: {answer.reason}")
-    return Text(f"Metadata store on node {node} is initialized{what}", {"result": "ok"})
+def _check_size(invocation: Invocation) -> Output:
+    node = invocation.node
+    return _checked(
+        invocation,
+        "reached-target-cluster-size",
+        f"Target cluster size on node {node} has not been reached",
+        f"Target cluster size has been reached on node {node}",
+    )
 
 
 def _check_deprecated_features(invocation: Invocation) -> Output:
@@ -383,6 +403,14 @@ COMMANDS = (
         "cluster's metadata with data in it",
         banner="Checking if metadata store on node {node} is initialized and has data ...",
         run=_check_metadata_data,
+    ),
+    Command(
+        "has_reached_target_cluster_size",
+        "Health check that exits with a non-zero code if the cluster has not yet reached its "
+        "target size",
+        tools=(CTL, DIAGNOSTICS, UPGRADE),
+        banner="Checking if target cluster size has been reached on node {node} ...",
+        run=_check_size,
     ),
     Command(
         "metadata_store_status",

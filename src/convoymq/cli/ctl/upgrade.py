@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from convoymq.cli.ctl.arguments import Switch
-from convoymq.cli.ctl.command import CTL, DIAGNOSTICS, UPGRADE, Command, Invocation
+from convoymq.cli.ctl.command import Command, Invocation
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Problem
 from convoymq.cli.ctl.listeners import nodes_of
 from convoymq.cli.ctl.outputs import Output, Text
@@ -78,15 +78,6 @@ def _await_check(invocation: Invocation, check: str, failure: str) -> Output:
         time.sleep(POLL_S)
 
 
-def _check_size(invocation: Invocation) -> Output:
-    node = invocation.node
-    answer = invocation.api.request("GET", "health/checks/reached-target-cluster-size")
-    if answer.status >= 300:
-        text = f"Target cluster size on node {node} has not been reached: {answer.reason}"
-        raise Failure(UNAVAILABLE, text, document={"result": "error", "message": text})
-    return Text(f"Target cluster size has been reached on node {node}", {"result": "ok"})
-
-
 def _post_upgrade(invocation: Invocation) -> Output:
     invocation.words["type"] = "all"
     return rebalance(invocation)
@@ -131,14 +122,6 @@ COMMANDS = (
         banner="Will wait for a synchronised mirror be online for all classic mirrored queues for "
         "{timeout} seconds...",
         run=_await_mirrors,
-    ),
-    Command(
-        "has_reached_target_cluster_size",
-        "Health check that exits with a non-zero code if the cluster has not yet reached its "
-        "target size",
-        tools=(CTL, DIAGNOSTICS, UPGRADE),
-        banner="Checking if target cluster size has been reached on node {node} ...",
-        run=_check_size,
     ),
     Command(
         "post_upgrade",
