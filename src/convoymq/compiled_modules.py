@@ -84,6 +84,7 @@ PLAIN_MODULES = (
     "convoymq.topics.machine.queue",
     "convoymq.queues.classic.backing",
     "convoymq.queues.classic.client",
+    "convoymq.queues.classic.effect_frames",
     "convoymq.queues.classic.file_index",
     "convoymq.queues.classic.gates",
     "convoymq.queues.classic.host",

@@ -2,46 +2,41 @@
 """All classic queues of a node: those that live here, and the handles of those that live elsewhere.
 
 Between nodes, raw CONTROL frames carry what the local case passes by reference. Towards the home
-node (`c` = 0): a FORWARD frame as the builder sealed it. From the home node (`c` = session, `d`
-= length of the head): a msgpack list, the effect without session and block, then for DELIVER and
-GOT an ENQUEUE command with just those records. When a link breaks both ends forget what hung on
-it: the home node returns what was checked out over it, the other side refuses pending publishes
-and cancels its consumers. LOST does the same for one queue.
+node (`c` = 0): a FORWARD frame as the builder sealed it. From the home node (`c` = session): an
+effect (`effect_frames`). When a link breaks both ends forget what hung on it: the home node returns
+what was checked out over it, the other side refuses pending publishes and cancels its consumers.
+LOST does the same for one queue.
 
 A queue that raises is stopped (`_stop_failed`); the others of the node go on. It is opened anew
-after a while (`due`), from what is on disk.
+after a while (`crashes`), from what is on disk.
 """
 
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from operator import call
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from convoymq.kernels.batch import (
     CMD_SESSION_CLOSE,
     COMMAND_SIZE,
     CommandBuilder,
     commands,
-    slice_records,
 )
 from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Timer
-from convoymq.model.errors import BrokerError, NotFound, PeerError
+from convoymq.model.errors import NotFound, PeerError
 from convoymq.model.refusals import commands_lost, crashed, home_node_down, queue_subject, timed_out
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
+from convoymq.queues.classic.crashes import Crashes, facts
+from convoymq.queues.classic.effect_frames import decode_effect, encode_effect
 from convoymq.queues.classic.log import BATCH_BYTES, FILE_BYTES_MAX, ClassicLog
 from convoymq.queues.classic.log_writer import LogWriter
-from convoymq.queues.classic.machine import DELIVER, GOT, Effect
+from convoymq.queues.classic.machine import Effect
 from convoymq.queues.classic.memory import Memory
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue
 from convoymq.queues.classic.remote_queue import RemoteQueue
@@ -52,9 +47,6 @@ from convoymq.queues.mirrored.policy import CopyAge
 from convoymq.storage.threads import ThreadWorker
 from convoymq.storage.types import Directory, Worker
 from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
-
-if TYPE_CHECKING:
-    pass
 
 FLOW_ON_BYTES = 64 << 20
 """Bytes waiting for the disk above which publishers are stopped, until a quarter is left; less
@@ -72,19 +64,6 @@ UNSAFE = 0
 LOST = 255
 """Kind of the pseudo effect (kind, session, reason): the home node does not know the queue, has
 stopped it, or misses commands of the session. A node before 0.4.0 gives no reason."""
-REOPEN_MS = 1_000
-REOPEN_MS_MAX = 60_000
-"""A queue that has crashed is opened anew after so long; after twice as long each time, unless the
-last time was twice `REOPEN_MS_MAX` ago."""
-
-
-@dataclass(slots=True)
-class Crash:
-    """A queue of this node that was stopped, or could not be opened."""
-
-    reason: str
-    due_ms: int | None = None
-    """Time at which it is opened anew, by the monotonic clock; None while its files are in use."""
 
 
 class ClassicHost:
@@ -105,10 +84,7 @@ class ClassicHost:
         """
         self.node_id = parts.node_id
         self.queues: dict[int, ClassicQueue] = {}
-        self._crashes: dict[int, Crash] = {}
         self.changed = parts.changed
-        #: group -> (delay before it is opened anew, when it crashed): the last time.
-        self._delays: dict[int, tuple[int, int]] = {}
         self._directory = parts.open_directory("classic")
         """Files of the queues, one folder per group id."""
         self.file_bytes_max = FILE_BYTES_MAX
@@ -118,6 +94,8 @@ class ClassicHost:
         self.memory = Memory(parts.memory_target_bytes)
         self._flow_on_bytes = min(FLOW_ON_BYTES, parts.memory_target_bytes // 4)
         self.clock = parts.clock
+        self.crashes = Crashes(parts.clock)
+        """Queues of this node that were stopped, or could not be opened."""
         self.note = parts.note
         self.dead_letters = parts.dead_letters
         self._control = control = parts.control
@@ -163,7 +141,7 @@ class ClassicHost:
             queue = self.queues[record.group] = self.make_remote(record, arguments, settings)
             return queue
 
-        if record.group in self._crashes and record.group not in self.due():
+        if record.group in self.crashed and record.group not in self.due():
             return self.queues[record.group]
 
         def make(_record: QueueRecord) -> None:
@@ -171,7 +149,7 @@ class ClassicHost:
             self.queues[record.group] = made
             if made.durable and not made.machine.next_position:
                 self._note_lost(made)
-            if self._crashes.pop(record.group, None) is not None:
+            if self.crashes.end(record.group):
                 self._note("queue.restarted", made, messages=made.machine.ready_count)
                 self._on_routes()
 
@@ -221,19 +199,17 @@ class ClassicHost:
     @property
     def crashed(self) -> Iterable[int]:
         """See `QueueHost`."""
-        return self._crashes.keys()
+        return self.crashes.groups
 
     def due(self) -> list[int]:
         """See `QueueHost`."""
-        now = self.clock.monotonic_ms()
-        crashes = self._crashes.items()
-        return [group for group, c in crashes if c.due_ms is not None and c.due_ms <= now]
+        return self.crashes.due()
 
     def _stop_failed(self, queue: ClassicQueue, error: Exception) -> None:
         """An error of our own in one queue: it stops, its clients are answered."""
         if queue.ended is not None:
             # While it was being stopped, or it is gone: it has nobody left.
-            self._note("queue.crashed", queue, **_facts(error))
+            self._note("queue.crashed", queue, **facts(error))
             return
         lost = self._sessions_elsewhere(queue) if isinstance(queue, LocalQueue) else ()
         if isinstance(queue, LocalQueue):
@@ -262,34 +238,24 @@ class ClassicHost:
         return [session for node, session in sorted(nodes.items()) if node != self.node_id]
 
     def _crashed(self, queue: ClassicQueue, error: Exception) -> None:
-        facts = _facts(error)
+        known = facts(error)
         if queue.record.home != self.node_id:
-            self._note("queue.crashed", queue, **facts)
+            self._note("queue.crashed", queue, **known)
             return
-        group = queue.group
-        now = self.clock.monotonic_ms()
-        delay, since = self._delays.get(group, (0, 0))
-        again_soon = delay and now - since < 2 * REOPEN_MS_MAX
-        delay = min(2 * delay, REOPEN_MS_MAX) if again_soon else REOPEN_MS
-        self._delays[group] = delay, now
-        crash = self._crashes[group] = Crash(facts["reason"])
-        self.changed.add(group)
-        self._note("queue.crashed", queue, **facts, again_ms=delay)
-
-        def settled() -> None:
-            crash.due_ms = self.clock.monotonic_ms() + delay
-
+        crash = self.crashes.add(queue.group, known["reason"])
+        self.changed.add(queue.group)
+        self._note("queue.crashed", queue, **known, again_ms=crash.delay_ms)
         if self.writer.is_idle:
-            settled()
+            self.crashes.let_reopen(crash)
         else:
             # What was handed over may still be on its way to the files.
-            self.writer.barrier(settled)
+            self.writer.barrier(lambda: self.crashes.let_reopen(crash))
 
     def note_client_failed(
         self, queue: ClassicQueue, client: ClassicClient, error: Exception
     ) -> None:
         """Logs an error in what a channel did with an answer of a queue."""
-        self._note("queue.client_failed", queue, session=client.session, **_facts(error))
+        self._note("queue.client_failed", queue, session=client.session, **facts(error))
 
     def _note(self, event: str, queue: ClassicQueue, **fields: object) -> None:
         place = {"vhost": queue.vhost, "queue": queue.name, "group": queue.group}
@@ -324,9 +290,9 @@ class ClassicHost:
         # A copy: between two rows queues may come and go.
         for group in list(self.queues if groups is None else groups):
             queue = self.queues.get(group)
-            crash = self._crashes.get(group)
-            if crash is not None:
-                stopped = {self.node_id: crash.reason}
+            reason = self.crashes.reason(group)
+            if reason is not None:
+                stopped = {self.node_id: reason}
                 yield {"state": "crashed", "stopped_members": stopped, "group": group}
             elif isinstance(queue, LocalQueue):
                 yield {**queue.info(), "group": group}
@@ -343,8 +309,7 @@ class ClassicHost:
         """The queue is gone from the tree."""
         queue = self.queues.pop(group, None)
         self.memory.forget(group)
-        self._delays.pop(group, None)
-        if self._crashes.pop(group, None) is not None:
+        if self.crashes.forget(group):
             # Counted and answered when it crashed.
             with contextlib.suppress(OSError):
                 self._directory.remove(str(group))
@@ -569,24 +534,10 @@ class ClassicHost:
             self._send_now(group, effect)
 
     def _send_now(self, group: int, effect: Effect) -> None:
-        kind, session = effect[0], effect[1]
-        node = session >> 56
-        block = b""
-        head: list[object]
-        if kind == DELIVER:
-            _, _, consumer, first_id, (data, command), first, count, *said = effect
-            block = slice_records(data, command, first, count)
-            head = [kind, consumer, first_id, count, *said]
-        elif kind == GOT:
-            _, _, place, index, number, acquired_count, ready = effect
-            if place is not None:
-                block = slice_records(place[0], place[1], index, 1)
-            head = [kind, number, acquired_count, ready]
-        else:
-            head = [kind, *effect[2:]]
-        encoded = msgspec.msgpack.encode(head)
+        session = effect[1]
+        head, block = encode_effect(effect)
         self._control.send_raw(
-            node, KIND_CLASSIC, (encoded, block), c=session, d=len(encoded), a=group
+            session >> 56, KIND_CLASSIC, (head, block), c=session, d=len(head), a=group
         )
 
     def _on_frame(self, node: int, data: bytes) -> None:
@@ -636,30 +587,18 @@ class ClassicHost:
         self.contain(known, lambda: self._take_effect(known, data, session, head_length))
 
     def _take_effect(self, queue: RemoteQueue, data: bytes, session: int, head_length: int) -> None:
-        try:
-            middle = HEADER_SIZE + head_length
-            kind, *rest = msgspec.msgpack.decode(memoryview(data)[HEADER_SIZE:middle])
-        except (ValueError, TypeError, msgspec.DecodeError) as error:
-            raise PeerError(f"malformed effect of a classic queue: {error}") from error
-        block = data[middle:]
+        effect = decode_effect(data, session, head_length)
+        kind = effect[0]
         if kind == LOST:
-            self._on_lost_effect(queue, session, rest)
+            self._on_lost_effect(queue, session, effect[2:])
         elif session not in queue.clients:
             self._end_ghost(queue.record.home, queue.group, session)
-        elif kind == DELIVER:
-            consumer, first_id, count, *said = rest
-            effect = (kind, session, consumer, first_id, (block, 0), 0, count, *said)
-            self.dispatch(queue, effect)
-        elif kind == GOT:
-            number, acquired_count, ready = rest
-            place = (block, 0) if block else None
-            self.dispatch(queue, (kind, session, place, 0, number, acquired_count, ready))
         elif kind == UNSAFE:
-            self.dispatch_unsafe(queue, session, rest[0])
+            self.dispatch_unsafe(queue, session, effect[2])
         else:
-            self.dispatch(queue, (kind, session, *rest))
+            self.dispatch(queue, effect)
 
-    def _on_lost_effect(self, queue: RemoteQueue, session: int, reason: list[str]) -> None:
+    def _on_lost_effect(self, queue: RemoteQueue, session: int, reason: tuple[str, ...]) -> None:
         node = session & NODE_MASK
         if session not in queue.clients and session != node:
             # Of a handle that was lost before this one was made.
@@ -711,10 +650,3 @@ class ClassicHost:
         moving = [queue for queue in running if not queue.stands_still]
         run_each(moving, lambda queue: queue.tick(now), self._stop_failed)
         self.memory.divide({queue.group: queue.egress_bytes() for queue in running})
-
-
-def _facts(error: Exception) -> dict[str, str]:
-    text = error.text if isinstance(error, BrokerError) else str(error)
-    name = "" if isinstance(error, BrokerError) else f"{type(error).__name__}: "
-    lines = "".join(traceback.format_exception(error))
-    return {"reason": f"{name}{text}", "error": lines}

@@ -598,7 +598,7 @@ class MirroredHost(DamagedCopies):
         else:
             super()._home_lost(queue)
 
-    def _on_lost_effect(self, queue: RemoteQueue, session: int, reason: list[str]) -> None:
+    def _on_lost_effect(self, queue: RemoteQueue, session: int, reason: tuple[str, ...]) -> None:
         is_waiting = isinstance(queue, MirroredHandle) and queue.waits_since_ms is not None
         if not reason and self._may_get_master(queue.record):
             self._home_lost(queue)

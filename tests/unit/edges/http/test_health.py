@@ -11,7 +11,6 @@ import pytest
 
 from convoymq.broker.membership import NEVER
 from convoymq.metadata.commands import PutNode
-from convoymq.queues.classic.host import Crash
 from convoymq.replication.raft.membership import Learner, Membership
 from tests.unit.edges.http.test_api import api, client, cluster, ok
 from tests.unit.edges.test_certificates import certificate
@@ -78,13 +77,14 @@ async def test_damaged_and_stopped_queues_fail_their_virtual_host(
     broker = cluster.nodes[1].broker
     await cluster.queue(1, "c", arguments={"x-queue-type": "classic"})
     (record,) = broker.metadata.tree.records()
-    broker.local.hosts["classic"]._crashes[record.group] = Crash("torn")
+    crashes = broker.local.hosts["classic"].crashes
+    crashes.add(record.group, "torn")
     answer = await check(api, "virtual-hosts", 503)
     assert answer["virtual-hosts"] == ["/"]
     assert answer["queues"] == [{"name": "c", "virtual_host": "/", "type": "classic"}]
     assert (await ok(api.get("/healthchecks/node")))["status"] == "failed"
     assert (await ok(api.get("/queues/%2F/c")))["state"] == "crashed"
-    broker.local.hosts["classic"]._crashes.clear()
+    crashes.end(record.group)
     assert await check(api, "virtual-hosts") == HEALTHY
     await cluster.queue(1, "q")
     group = max(record.group for record in broker.metadata.tree.records())

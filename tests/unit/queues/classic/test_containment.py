@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from convoymq.queues.classic import host as host_module
+from convoymq.queues.classic.crashes import REOPEN_MS_MAX
+from convoymq.queues.classic.host import TICK_MS
 from convoymq.queues.classic.log import ClassicLog
 from convoymq.queues.classic.queue import LocalQueue
 from convoymq.queues.classic.remote_queue import RemoteQueue
@@ -232,7 +233,7 @@ def test_what_goes_through_all_queues_passes_over_one_that_fails(
         return
     fail_once(monkeypatch, LocalQueue, name)
     if name == "tick":
-        time.pass_by(host_module.TICK_MS)
+        time.pass_by(TICK_MS)
     else:
         nodes[1].host.on_node_down(2)
         assert other.machine.ready_count == 1
@@ -269,7 +270,7 @@ def test_a_queue_that_crashes_again_and_again_waits_longer(
         queue = open_again(nodes, time)
     waits = [crash["again_ms"] for crash in crashes(nodes[1])]
     assert waits[:3] == [1_000, 2_000, 4_000]
-    assert waits[-1] == host_module.REOPEN_MS_MAX
+    assert waits[-1] == REOPEN_MS_MAX
 
 
 @pytest.mark.parametrize("durable", [False, True])
