@@ -36,7 +36,7 @@ SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
     r"(alarm|amqp|audit|broker|classic|clock|cluster|config|definitions|fetch|ha|identity"
     r"|link|log|machine|management|metadata|namesrv|node|operator|queue|quorum|raft"
-    r"|recovery|remoting|rocketmq|role|shovel|storage|tls|topics?|trace)\.[a-z_]+"
+    r"|recovery|remoting|rocketmq|role|shovel|spans|storage|tls|topics?|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(

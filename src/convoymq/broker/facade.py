@@ -73,6 +73,7 @@ from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP, KIND_TOPIC_SCALING
 
 if TYPE_CHECKING:
+    from convoymq.broker.spans import Spans
     from convoymq.broker.topic_parts import TopicParts
     from convoymq.kernels.route_cache import RouteCacheVersion
     from convoymq.topics.shell.admin import TopicAdmin
@@ -84,6 +85,9 @@ log = structlog.get_logger()
 
 class Broker:
     """See the module text. One per node; single threaded."""
+
+    spans: Spans | None = None
+    """Gets spans of sampled messages; None: there are none."""
 
     def __init__(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from convoymq.edges.stream_spans import StreamSpans
 from convoymq.queues.interface import ClientEvents, Queue, QueueClient
 
 if TYPE_CHECKING:
@@ -26,10 +27,15 @@ class QueueStreams(ClientEvents):
         most: streams before idle ones are closed.
     """
 
+    VERSION: ClassVar[str]
+    """Of AMQP."""
+
     def __init__(self, broker: Broker, connection: StreamOwner, most: int) -> None:
         self.queue_session = broker.new_session()
         """Number by which queues know the streams that are opened now."""
         self.clients: dict[Queue, QueueClient] = {}
+        self.spans = StreamSpans.of(broker.spans, connection.vhost, self.VERSION)
+        """Gets sampled messages; None: nobody does."""
         self._broker = broker
         self._owner = connection
         self._most = most
@@ -63,6 +69,8 @@ class QueueStreams(ClientEvents):
 
     def close_clients(self) -> None:
         """Closes all streams."""
+        if self.spans is not None:
+            self.spans.close()
         clients, self.clients = list(self.clients.values()), {}
         for client in clients:
             client.close()

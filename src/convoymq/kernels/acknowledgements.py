@@ -75,6 +75,8 @@ def _flush_kind(consumer: ConsumerDeliveries, kind: cython.int) -> cython.int:
         return 0
     pairs: list = _take_ranges(cython.address(consumer.kinds[kind]))
     client = consumer.client
+    if consumer.codec.spans is not None:
+        consumer.codec.spans.settled(client, consumer.number, pairs, kind)
     if kind == SETTLE:
         client.settle(consumer.number, pairs)
     elif kind == DISCARD:

@@ -59,10 +59,12 @@ from cython.cimports.convoymq.kernels.content import (
     RECORD_GROUPED,
     RECORD_HEADERS,
     RECORD_PRIORITY,
+    RECORD_TRACED,
     RECORD_WAITS,
     walk_properties,
 )
 from cython.cimports.convoymq.kernels.message_sizes import MessageSizes, count_size
+from cython.cimports.convoymq.kernels.trace_contexts import context_of
 from cython.cimports.convoymq.kernels.utf8 import is_utf8
 from cython.cimports.cpython.bytearray import PyByteArray_AS_STRING
 from cython.cimports.libc import string
@@ -686,6 +688,13 @@ def next_plain(data: bytearray, at: cython.Py_ssize_t):
     return channel | number
 
 
+@cython.cfunc
+def _is_sampled(message: Plain, below: bytes) -> cython.bint:
+    """Returns whether a message belongs to a trace with spans."""
+    size: cython.Py_ssize_t = load32(cython.address(message.head[AMQP_SIZE]))
+    return context_of(cython.address(message.head[AMQP_FRAME_HEAD]), size, below) is not None
+
+
 def publish_plain(
     data: bytearray,
     at: cython.Py_ssize_t,
@@ -700,6 +709,7 @@ def publish_plain(
     target: PublishTarget,
     tag: uint64_t,
     sizes: MessageSizes,
+    below: bytes | None,
 ):
     # What is called to make room can no more move what is read here.
     guard = memoryview(data)
@@ -743,6 +753,8 @@ def publish_plain(
         content = p + at + FRAME_HEAD + found.payload
         notes = _read(cython.address(message), content, n)
         if notes < 0 or notes & RECORD_EXAMINE:
+            break
+        if notes & RECORD_TRACED and below is not None and _is_sampled(message, below):
             break
         if notes & ~target.serves & (RECORD_ASKS | RECORD_WAITS | RECORD_GROUPED):
             break

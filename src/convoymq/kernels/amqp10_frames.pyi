@@ -25,6 +25,7 @@ def publish_plain(
     target: PublishTarget,
     tag: int,
     sizes: MessageSizes,
+    below: bytes | None,
 ) -> tuple[int, int, int, bool]:
     """Appends messages of a link to its queue, which lie in the input from `at` on, as long as each
     is one whole frame and needs no closer look, their delivery ids follow each other, and all are
@@ -36,6 +37,8 @@ def publish_plain(
         names: exchange and routing key, as a record begins with them.
         tag: of the first message; the next ones follow. Settled messages have none.
         sizes: counts the messages.
+        below: bound of sampled traces (`trace_contexts.find_context`), whose messages need a closer
+            look; None: no message does for its trace.
 
     Returns:
         The place behind them, their number, the first delivery id, and whether they are settled."""

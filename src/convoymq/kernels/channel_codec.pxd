@@ -68,6 +68,8 @@ cdef class ChannelCodec:
     cdef public RouteCount route_count
     # For `resolve_route`: the headers of its message have an order key.
     cdef public bint has_order_key
+    # Makes spans (`ChannelSpans`); None: nothing does.
+    cdef public object spans
     cdef public uint64_t published
     cdef public uint64_t delivered
     cdef public uint64_t acknowledged

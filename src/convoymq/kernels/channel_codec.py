@@ -13,6 +13,7 @@ from cython.cimports.convoymq.kernels.batch import PublishTarget
 from cython.cimports.convoymq.kernels.byte_buffer import free_buffer
 from cython.cimports.convoymq.kernels.bytes import bytes_pointer
 from cython.cimports.convoymq.kernels.confirms import (
+    CONFIRM_COUNT,
     allocate_confirm,
     expect_confirms,
     resolve_confirms,
@@ -176,6 +177,11 @@ class ChannelCodec:
 
     def next_confirm(self):
         return allocate_confirm(self)
+
+    def awaits(self, tag: uint64_t):
+        if tag < self.confirm_low or tag >= self.confirm_next:
+            return False
+        return self.ring[tag & self.ring_mask] & CONFIRM_COUNT != 0
 
     def expect_confirms(self, tag: uint64_t, count: cython.int):
         expect_confirms(self, tag, count)

@@ -41,6 +41,18 @@ class ChannelCodecOwner(Protocol):
     def on_settled(self) -> None:
         """Acknowledgements of this read have been handed to the queues."""
 
+class ChannelSpans(Protocol):
+    """Calls that a channel's spans take from its `ChannelCodec`. Nothing here may raise."""
+
+    below: bytes
+    """Bound of sampled trace ids (`trace_contexts.find_context`)."""
+
+    def published(self, names: bytes, context: tuple[bytes, bytes], tag: int) -> None:
+        """A sampled message was published: its exchange and routing key, trace context, and tag
+        (0 = nobody waits for the outcome)."""
+    def settled(self, client: object, consumer: int, ranges: Sequence[int], outcome: int) -> None:
+        """A consumer has settled message ids, by ranges."""
+
 class ConsumerDeliveries:
     """One consumer of a channel, or (number 0) its basic.get from one queue."""
 
@@ -68,6 +80,8 @@ class ChannelCodec:
     route_cache_version: RouteCacheVersion
     has_order_key: bool
     """For `resolve_route`: the headers of its message have an order key."""
+    spans: ChannelSpans | None
+    """Gets sampled messages; None: nobody does."""
     every_key: bool
     """Set by `resolve_route`: its answer holds for every routing key of the exchange that is not
     empty."""
@@ -125,6 +139,8 @@ class ChannelCodec:
         """Enters MODE_CONFIRM."""
     def next_confirm(self) -> int:
         """Gives a publish tag out; it waits for one target."""
+    def awaits(self, tag: int) -> bool:
+        """Returns whether a publish waits for targets."""
     def expect_confirms(self, tag: int, count: int) -> None:
         """The publish waits for that many targets; 0 = it is acknowledged at the end of the round.
         Raises ValueError for a tag that is not outstanding."""

@@ -44,6 +44,8 @@ cpdef enum:
     RECORD_GROUPED = 2048
     # An order key that topics take; any other value of its header needs a closer look.
     RECORD_ORDERED = 4096
+    # A trace context (`trace_contexts`).
+    RECORD_TRACED = 8192
 
 # Bytes of the field value at p (type code included) or, for a table without its length, notes on
 # what its keys say; -1 when it is broken, nested too deeply or cut off within n bytes.

@@ -169,6 +169,8 @@ def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
                 notes |= RECORD_EXAMINE
         elif key == 11 and string.memcmp(q, b"x-order-key", 11) == 0:
             notes |= _note_of_order_key(field.value, field.value_length)
+        elif key == 11 and string.memcmp(q, b"traceparent", 11) == 0:
+            notes |= RECORD_TRACED
     return notes
 
 

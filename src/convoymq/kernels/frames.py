@@ -82,6 +82,7 @@ from cython.cimports.convoymq.kernels.content import (
     RECORD_HEADERS,
     RECORD_ORDERED,
     RECORD_PRIORITY,
+    RECORD_TRACED,
     RECORD_WAITS,
     walk_properties,
 )
@@ -94,6 +95,7 @@ from cython.cimports.convoymq.kernels.route_cache import (
     find_route,
     hash_key,
 )
+from cython.cimports.convoymq.kernels.trace_contexts import context_of
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import uint32_t, uint64_t
 
@@ -151,6 +153,23 @@ def _resolve(
 
 @cython.cfunc
 @cython.exceptval(-1)
+def _begin_span(
+    codec: ChannelCodec,
+    key: cython.p_uchar,
+    key_length: cython.Py_ssize_t,
+    content: cython.p_uchar,
+    tag: uint64_t,
+) -> cython.int:
+    """Tells the channel's spans of a message with a trace context, when it is sampled."""
+    header: cython.p_uchar = content + AMQP_FRAME_HEAD
+    context = context_of(header, load32(content + AMQP_SIZE), codec.spans.below)
+    if context is not None:
+        codec.spans.published(copy_bytes(key, key_length), context, tag)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
 def _publish_complete(
     buffer: ConnectionBuffer,
     codec: ChannelCodec,
@@ -202,15 +221,11 @@ def _publish_complete(
             targets = None
     if codec.mode == MODE_CONFIRM:
         tag = allocate_confirm(codec)
+    if notes & RECORD_TRACED and codec.spans is not None:
+        _begin_span(codec, key, key_length, content, tag)
     if targets is None or (bits & PUBLISH_MANDATORY and len(targets) == 0):
-        codec.owner.on_publish(
-            copy_bytes(key, key_length),
-            bits,
-            copy_bytes(content, content_length),
-            body_size,
-            flags,
-            tag,
-        )
+        whole: bytes = copy_bytes(content, content_length)
+        codec.owner.on_publish(copy_bytes(key, key_length), bits, whole, body_size, flags, tag)
         return 0
     if counted != cython.NULL:
         counted[0] += 1

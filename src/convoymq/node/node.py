@@ -57,6 +57,7 @@ from convoymq.transport.links import Links
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
+    from convoymq.broker.spans import Spans
     from convoymq.edges.edge import Edge
     from convoymq.node.supervised import Supervised
     from convoymq.queues.interface import Row
@@ -352,6 +353,8 @@ class Node:
                             await self.served.end()
                 if self.broker is not None:
                     await self.broker.stop(TRACES_SHARE * timeout_s)
+                    if self._spans is not None:
+                        await asyncio.to_thread(self._spans.close)
                 await self.control.close()
                 self.rounds.end()
                 closed = asyncio.Event()
@@ -415,6 +418,7 @@ class Node:
         """Opens the metadata group: recovered, newly formed with the peers, or joined."""
         self.machine = MetadataMachine()
         self._traces = self._make_traces()
+        self._spans = self._make_spans()
         self._sink = MetadataSink()
         await self.entry.enter()
         self._new_session = SessionNumbers(self.id, self.data.incarnation, self._live_sessions)
@@ -452,6 +456,7 @@ class Node:
             self.entry
         )
         self.broker = self.peers.broker = self._make_broker()
+        self.broker.spans = self._spans
         self.broker.local.lost_groups = self.data.lost_groups
         self.rounds.carry_out(self.host, self.links, self.broker)
         self.storage.limit_suspects(self.machine.next_group - 1)
@@ -510,6 +515,14 @@ class Node:
 
         data, now_us = self.data, self.clock.now_us
         return make_traces(self.config, data.path, self.id, data.incarnation, self.machine, now_us)
+
+    def _make_spans(self) -> Spans | None:
+        if not self.config.otlp.endpoint:
+            return None
+        from convoymq import __version__
+        from convoymq.broker.spans import Spans
+
+        return Spans(self.config.otlp, self.config.node_name, __version__)
 
     def _activity(self) -> int:
         # Clients of other nodes are here as what this node logs for them.

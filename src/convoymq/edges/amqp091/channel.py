@@ -76,6 +76,8 @@ QUEUES_COUNTED_MAX = 1024
 class Channel(QueueStreams):
     """A channel's rules. Implements `ChannelCodecOwner` and `ClientEvents`; nothing here blocks."""
 
+    VERSION = "0.9.1"
+
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
         self.broker = connection.broker
@@ -84,6 +86,7 @@ class Channel(QueueStreams):
         self.codec: ChannelCodec = connection.buffer.open_codec(
             number, self, self.broker.route_versions.of(connection.vhost)
         )
+        self.codec.spans = self.spans
         self.consumers: dict[str, Consumer] = {}
         self.global_prefetch = 0
         self.closed = False
@@ -484,6 +487,8 @@ class Channel(QueueStreams):
         transaction = self.transaction
         if transaction is None:
             self.tally("confirmed", self.codec.resolve(tags, bool(outcome)))
+            if self.spans is not None:
+                self.spans.confirmed(self.codec.awaits, accepted=bool(outcome))
             return
         transaction.on_published(tags, ok=bool(outcome))
         if transaction.is_done():

@@ -20,6 +20,7 @@ from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
     TIMEOUT_ARGUMENT,
     ConsumerSpec,
+    Delivery,
     GetResult,
     Modification,
     Queue,
@@ -363,6 +364,9 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
         channel.codec.send_get(
             deliveries, block, command, record, get_id, acquired_count, failed, ready, method.no_ack
         )
+        if channel.spans is not None:
+            taken = Delivery(0, get_id, block, command, record, 1, acquired_count, failed)
+            channel.spans.delivered(client, taken, settles=not method.no_ack)
         if channel.is_traced:
             channel.trace_deliveries(name, block, command, record, 1, acquired_count)
 

@@ -56,6 +56,9 @@ class Deliveries:
         trace = consumer.queue.trace
         if trace is not None:
             trace.sent(consumer.client.session, *delivery[:8])
+        if self._channel.spans is not None:
+            settles = not consumer.deliveries.no_ack
+            self._channel.spans.delivered(consumer.client, delivery, settles=settles)
         if self._channel.is_traced:
             self._channel.trace_deliveries(
                 consumer.queue.name, block, command, first, count, acquired_count

@@ -91,6 +91,7 @@ class FrameReader:
         target: PublishTarget,
         tag: int,
         sizes: MessageSizes,
+        below: bytes | None,
     ) -> tuple[int, int, bool]:
         """Takes messages that need no closer look into a queue's batch.
 
@@ -98,11 +99,12 @@ class FrameReader:
             place: channel, handle and snd-settle-mode of the link.
             most: messages, messages when they are settled, bytes of a message.
             sizes: count the messages.
+            below: see `amqp10_frames.publish_plain`.
         Returns:
             How many, the first delivery id, whether they are settled.
         """
         self._at, count, first, settled = publish_plain(
-            self._data, self._at, self.frame_max, *place, *most, names, target, tag, sizes
+            self._data, self._at, self.frame_max, *place, *most, names, target, tag, sizes, below
         )
         return count, first, settled
 

@@ -28,6 +28,7 @@ from convoymq.edges.amqp10.performatives import (
     composite_of,
 )
 from convoymq.edges.amqp10.serial import following
+from convoymq.kernels.channel_codec import DISCARD, RETURN, RETURN_FAILED, SETTLE
 from convoymq.messages.amqp10.values import Described, Symbol, Value, decode, encode
 from convoymq.queues.interface import Modification
 
@@ -94,7 +95,10 @@ def _settle(session: Session, ranges: Sequence[tuple[int, int]], state: Value) -
     for run in found:
         by_link.setdefault(run.link, []).append(run.message_ids)
     for link, ids in by_link.items():
-        settle(link, ranges_of(ids))
+        told = ranges_of(ids)
+        if session.spans is not None:
+            session.spans.settled(link.client, link.number, told, span_outcome(state))
+        settle(link, told)
     if isinstance(state, Accepted):
         session.connection.counters.acknowledged += sum(run.count for run in found)
     return bool(found)
@@ -108,8 +112,26 @@ def _retire(
         by_link.setdefault(run.link, []).extend(
             (following(run.first, each), run.message_id + each) for each in range(run.count)
         )
+    if session.spans is not None:
+        for link, retired in by_link.items():
+            ranges = ranges_of((each, each) for _, each in retired)
+            session.spans.settled(link.client, link.number, ranges, span_outcome(state))
     session.transactions.retire(state, by_link, settled=settled)
     session.pump()
+
+
+def span_outcome(state: Value) -> int:
+    """Returns the outcome that spans show for a state."""
+    match state:
+        case Rejected():
+            return DISCARD
+        case Modified(delivery_failed=True):
+            return RETURN_FAILED
+        case Released() | Modified():
+            return RETURN
+        case TransactionalState():
+            return span_outcome(state.outcome)
+    return SETTLE
 
 
 def ranges_of(ids: Iterable[tuple[int, int]]) -> list[int]:

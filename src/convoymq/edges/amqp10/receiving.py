@@ -364,6 +364,8 @@ class Publishes:
         if not first.settled:
             tag = self._expect(link, first.delivery_id, 1, len(queues))
         parts = (names_of(exchange, destination.routing_key), message.content)
+        if session.spans is not None:
+            session.spans.take(*parts, tag)
         for queue, client in zip(queues, clients, strict=True):
             if queue.refuses_publishes:
                 if tag:
@@ -442,11 +444,12 @@ class Publishes:
             (*most, session.connection.message_size_max),
             session.connection.counters.sizes,
         )
+        below = None if session.spans is None else session.spans.below
         held: list[tuple[str, Sequence[int], PublishOutcome]] = []
         self._held = held
         try:
             count, first, settled = reader.publish_plain(
-                place, limits, way.names, way.client.target, self._last_tag + 1, sizes
+                place, limits, way.names, way.client.target, self._last_tag + 1, sizes, below
             )
         finally:
             self._held = None
@@ -517,7 +520,11 @@ class Publishes:
         return at
 
     def _told(self, found: _Unconfirmed) -> None:
-        count = found.last - found.first + 1
+        count, spans = found.last - found.first + 1, self._session.spans
+        if spans is not None:
+            spans.confirmed(
+                lambda tag: not found.first <= tag <= found.last, accepted=found.refused is None
+            )
         # A queue that was deleted has taken nothing.
         taken: Composite = _ACCEPTED if found.accepted else Released()
         if found.accepted and found.refused is None:

@@ -575,9 +575,14 @@ class Deliveries(Pending):
 
     def _trace(self, count: int) -> None:
         link, trace = self.link, self.link.queue.trace
+        spans = link.session.spans
+        if trace is None and spans is None:
+            return
+        sent = self.delivery.without(self._next).upto(count)
         if trace is not None:
-            sent = self.delivery.without(self._next).upto(count)
             trace.sent(link.client.session, *sent[:8])
+        if spans is not None:
+            spans.delivered(link.client, sent, settles=not link.settled)
 
     def _copy(self, data: bytes) -> None:
         """Hands the firehose a message."""

@@ -77,6 +77,8 @@ def link_flow(fields: tuple[int, ...]) -> Flow:
 class Session(QueueStreams):
     """A session's rules. Implements `ClientEvents`; nothing here blocks."""
 
+    VERSION = "1.0"
+
     def __init__(self, connection: Connection, channel: int, begin: Begin) -> None:
         self.connection = connection
         self.broker = connection.broker

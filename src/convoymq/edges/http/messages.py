@@ -13,7 +13,9 @@ from convoymq.broker.firehose import Copy, Origin
 from convoymq.broker.peek import Peeked
 from convoymq.broker.records import User
 from convoymq.edges.one_shot import OneShot
+from convoymq.edges.stream_spans import StreamSpans
 from convoymq.kernels.batch import record as record_of
+from convoymq.kernels.channel_codec import DISCARD, RETURN, RETURN_FAILED, SETTLE
 from convoymq.messages.amqp091 import Properties, PropertyType
 from convoymq.messages.record import content_of, names_of, read_record
 from convoymq.model.errors import (
@@ -33,19 +35,18 @@ from convoymq.model.tables import (
     shown,
     text_of,
 )
-from convoymq.queues.interface import (
-    GetResult,
-)
+from convoymq.queues.interface import Delivery, GetResult
 from convoymq.queues.message_checks import check_message
 
 GET_COUNT_MAX = 10_000
 
-ACK_MODES = (
-    "ack_requeue_true",
-    "ack_requeue_false",
-    "reject_requeue_true",
-    "reject_requeue_false",
-)
+ACK_MODES = {
+    "ack_requeue_true": RETURN,
+    "ack_requeue_false": SETTLE,
+    "reject_requeue_true": RETURN_FAILED,
+    "reject_requeue_false": DISCARD,
+}
+"""Outcome of messages, by the word of a request."""
 
 _JSON_TYPES = {
     PropertyType.SHORTSTR: (str, "a string"),
@@ -181,6 +182,7 @@ async def get_messages(
     rows: list[JsonObject] = []
     ids: list[int] = []
     settled = False
+    spans = StreamSpans.of(broker.spans, vhost, "")
     try:
         for _ in range(min(count, GET_COUNT_MAX)):
             shot.client.get(no_ack=False)
@@ -194,6 +196,8 @@ async def get_messages(
             data = record_of(found.block, found.command, found.record)
             ids += (found.get_id, found.get_id)
             rows.append(row_of(data, found.acquired_count, found.ready, encoding, truncate))
+            if spans is not None:
+                spans.delivered(shot.client, _delivery(found), settles=True)
             if vhost in broker.firehose.vhosts:
                 again = found.acquired_count > 0
                 made = broker.firehose.delivered(
@@ -202,13 +206,16 @@ async def get_messages(
                 await _send_copy(broker, made)
         if ids:
             settled = True
-            if ack_mode == "ack_requeue_false":
+            if spans is not None:
+                spans.settled(shot.client, 0, ids, ACK_MODES[ack_mode])
+            outcome = ACK_MODES[ack_mode]
+            if outcome == SETTLE:
                 counters.acknowledged += len(ids) // 2
                 shot.client.settle(0, ids)
-            elif ack_mode == "reject_requeue_false":
+            elif outcome == DISCARD:
                 shot.client.discard(0, ids)
             else:
-                rejected = ack_mode.startswith("reject")
+                rejected = outcome == RETURN_FAILED
                 # Who looks at messages does not try them.
                 shot.client.return_(0, ids, failed=rejected, untried=not rejected)
             # What was taken is shown in any case: nobody else may get it any more.
@@ -218,6 +225,8 @@ async def get_messages(
         if ids and not settled:
             # Nobody has looked at them: that is no failed delivery.
             shot.client.return_(0, ids, failed=False)
+        if spans is not None:
+            spans.close()
         shot.client.close()
     return rows
 
@@ -261,6 +270,9 @@ async def publish(
     counters.dropped_unroutable += not route.queues
     counters.sizes.add(len(body))
     publishing.count_published(counters, vhost, exchange, route.queues)
+    spans = StreamSpans.of(broker.spans, vhost, "")
+    if spans is not None:
+        spans.take(*parts, 1)
     refused = any(queue.refuses_publishes for queue in route.queues)
     shots = [OneShot(broker, queue) for queue in route.queues if not queue.refuses_publishes]
     try:
@@ -272,11 +284,20 @@ async def publish(
             shot.client.settle(0, ())
         if not all([await shot.wait() for shot in shots]) or refused:
             raise PreconditionFailed("a queue refused the message")
+        if spans is not None:
+            spans.confirmed(lambda _: False, accepted=True)
     finally:
+        if spans is not None:
+            spans.close()
         for shot in shots:
             shot.client.close()
     counters.confirmed += 1
     return bool(shots)
+
+
+def _delivery(found: GetResult) -> Delivery:
+    assert found.block is not None
+    return Delivery(0, found.get_id, found.block, found.command, found.record, 1, 0, 0)
 
 
 def _origin(user: User) -> Origin:

@@ -63,6 +63,8 @@ HELP: dict[str, str] = {
     "convoy_fetch_buffered_bytes": "Bytes reserved for answers under way",
     "convoy_fetch_input_bytes": "Bytes reserved for large requests",
     "convoy_trace_queues": "Queues that this node traces",
+    "convoy_spans_sent_total": "Spans that a collector of OpenTelemetry has taken",
+    "convoy_spans_dropped_total": "Spans that found no room, or no collector",
     "convoy_trace_rows_lost_total": "Rows of traces that were dropped",
     "convoy_trace_write_errors_total": "Segments of traces that could not be written",
     "rabbitmq_queues": "Queues led by this node, or at home here",

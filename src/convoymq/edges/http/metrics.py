@@ -143,7 +143,9 @@ def _process(text: Text, broker: Broker, info: JsonObject) -> None:
 
 
 def _traces(text: Text, broker: Broker) -> None:
-    traces = broker.traces
+    traces, spans = broker.traces, broker.spans
+    text.counter("convoy_spans_sent_total", 0 if spans is None else spans.sent)
+    text.counter("convoy_spans_dropped_total", 0 if spans is None else spans.dropped)
     if traces is None:
         return
     text.gauge("convoy_trace_queues", traces.queues)

@@ -13,6 +13,7 @@ from convoymq.model.config.client_sections import (
     AlarmsConfig,
     DefaultsConfig,
     LogConfig,
+    OtlpConfig,
     ReconciliationConfig,
     TraceConfig,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "LogConfig",
     "NodeConfig",
     "OAuthConfig",
+    "OtlpConfig",
     "RaftConfig",
     "ReconciliationConfig",
     "Section",

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from convoymq.model.compatibility import RELEASE_4_1, RELEASES
 from convoymq.model.config.keys import key
-from convoymq.model.config.values import parse_bytes, parse_optional_int, parse_words
+from convoymq.model.config.values import (
+    parse_bytes,
+    parse_headers,
+    parse_optional_int,
+    parse_words,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,44 @@ class TraceConfig:
         """Rows that may wait in memory for the disk. Beyond it rows are dropped and counted, and
         the audit reports the gap: the trace never holds a queue up.""",
         parse=parse_bytes, low=1 << 20, high=16 << 30,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtlpConfig:
+    """Spans for OpenTelemetry (`otlp.*`): what became of sampled messages (ADR 0228)."""
+
+    endpoint: str = key(
+        "otlp.endpoint",
+        "",
+        """URL that spans are sent to by OTLP over HTTP, such as `http://localhost:4318/v1/traces`;
+        empty = no spans. Needs the extra `otlp`.""",
+        type_name="URL",
+    )
+    sampling: float = key(
+        "otlp.sampling", 1.0,
+        """Part of the traces that clients have sampled which get spans, by their ids: all nodes
+        choose the same ones. Above 0.01 a busy node pays for it.""",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    headers: tuple[str, ...] = key(
+        "otlp.headers",
+        (),
+        "Headers of these requests, as `NAME=VALUE`: collectors want tokens in them.",
+        parse=parse_headers,
+        type_name="words",
+        secret=True,
+    )
+    interval_ms: int = key(
+        "otlp.interval", 1000,
+        "Spans are sent this often. Longer: fewer requests, and more is lost by a crash.",
+        unit="ms", low=10, high=60_000,
+    )  # fmt: skip
+    queue_max: int = key(
+        "otlp.queue_max", 8192,
+        """Spans that may wait in memory. Beyond it they are dropped and counted: the collector
+        never holds a queue up.""",
+        low=16, high=1_000_000,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from convoymq.model.config.client_sections import (
     AlarmsConfig,
     DefaultsConfig,
     LogConfig,
+    OtlpConfig,
     ReconciliationConfig,
     TraceConfig,
 )
@@ -49,6 +50,7 @@ class Config:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
+    otlp: OtlpConfig = field(default_factory=OtlpConfig)
     defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
     reconciliation: ReconciliationConfig = field(default_factory=ReconciliationConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)

@@ -128,6 +128,15 @@ def parse_words(text: str) -> tuple[str, ...]:
     return tuple(part for part in re.split(r"[,\s]+", text.strip()) if part)
 
 
+def parse_headers(text: str) -> tuple[str, ...]:
+    """Returns headers of HTTP, as `NAME=VALUE` each. Raises ValueError."""
+    words = parse_words(text)
+    for word in words:
+        if not re.fullmatch(r"[!-~]+?=[!-~]*", word):
+            raise ValueError("each header must be NAME=VALUE")
+    return words
+
+
 def parse_processes(text: str) -> int:
     """Returns a number of processes; 0 = `auto`."""
     if text.strip() == "auto":

@@ -337,6 +337,7 @@ class FakeBroker:
         self.alarms = SimpleNamespace(effective=frozenset(), listeners=listeners)
         self.replies = FakeReplies()
         self.firehose = SimpleNamespace(vhosts=frozenset())
+        self.spans = None
         self.ignored_arguments = SimpleNamespace(warn=lambda *_: None)
         self.limits = SimpleNamespace(
             bound_connections=lambda user, vhost: False, bound_channels=lambda user: False
