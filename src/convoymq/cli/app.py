@@ -29,10 +29,10 @@ from convoymq.cli.machines import machines
 from convoymq.cli.output import HELP, Format, FormatOption, fail, print_json, show, table
 from convoymq.cli.recover import recover
 from convoymq.cli.tls import tls_app
-from convoymq.model.config.loading import hint
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.json import Json
 from convoymq.model.machine_checks import ERROR, WARNING, machine_findings
+from convoymq.model.near_names import hint
 
 if TYPE_CHECKING:
     from rich.table import Table

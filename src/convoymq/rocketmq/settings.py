@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from convoymq.model.config.keys import Key, Section
-from convoymq.model.config.loading import FILE_SIZE_MAX, ConfigError, hint, parse_text, value_of
+from convoymq.model.config.loading import FILE_SIZE_MAX, ConfigError, parse_text, value_of
+from convoymq.model.near_names import hint
 
 S = TypeVar("S", bound=Section)
 

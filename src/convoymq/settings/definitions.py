@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from convoymq.model.errors import ValidationFailed
+from convoymq.model.near_names import did_you_mean
 from convoymq.settings.table import KEYS
 from convoymq.settings.values import COUNT_MAX, Setting
 
@@ -44,12 +45,18 @@ def checked_definition(
             found[name] = value
     if unknown:
         listed = ",".join(f"{{{term(name)},{term(value)}}}" for name, value in unknown.items())
-        raise invalid(f"[{listed}] are not recognised policy settings")
+        raise invalid(f"[{listed}] are not recognised policy settings{_meant(unknown)}")
     _check_retry(found)
     _check_mirrors(found)
     if reason := contradiction(found):
         raise invalid(reason)
     return found
+
+
+def _meant(unknown: Iterable[str]) -> str:
+    """Returns the end of a message that names settings which are like those."""
+    hints = {name: did_you_mean(name, KEYS, 0.75) for name in unknown}
+    return "".join(f"; {name}: {text}" for name, text in hints.items() if text)
 
 
 def _names_of_nodes(value: Sequence[object]) -> tuple[str, ...]:

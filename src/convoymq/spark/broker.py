@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from convoymq.client.client import QUEUE_TYPES
 from convoymq.client.errors import AccessRefused, ClientError, NotFound
 from convoymq.kernels import columns as bits
 from convoymq.model.columnar import ErrorCode
+from convoymq.model.near_names import hint
 from convoymq.spark import clients, offsets, planning, reading
 from convoymq.spark.errors import SourceError
 from convoymq.spark.frames import BatchMaker
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from convoymq.client.results import QueueInfo
     from convoymq.spark.options import Connection, Place, StreamReadOptions
 
-_NEAR_MAX = 3
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 1 << 20
 
@@ -280,15 +279,13 @@ def explain_missing(client: Client, names: Iterable[str]) -> str:
             )
             continue
         streams = [known for known, kind in readable.items() if kind == "stream"]
-        near = difflib.get_close_matches(name, streams, n=_NEAR_MAX, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         refusal = read_refusal(client, name)
         if isinstance(refusal, AccessRefused):
             texts.append(f"stream {name} may not be read: {refusal.text}")
         elif refusal is not None and is_topic(client, name):
             texts.append(f"{name} is an ordered topic, no stream: option topic reads it")
         elif refusal is not None:
-            texts.append(f"there is no stream {name}{hint}")
+            texts.append(f"there is no stream {name}{hint(name, streams, 0.5)}")
         else:
             texts.append(f"stream {name} was not there a moment ago")
     return ". ".join(texts)

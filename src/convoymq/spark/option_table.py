@@ -7,12 +7,12 @@ be silently no limit. `reference` makes docs/spark-options.md of the tables.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any, TypeAlias
 
+from convoymq.model.near_names import did_you_mean
 from convoymq.spark import option_values as parse
 from convoymq.spark.errors import OptionError
 
@@ -210,7 +210,6 @@ _KAFKAS_OWN = {
     "fetchoffset.numretries": "convoymq.timeout",
     "fetchoffset.retryintervalms": "convoymq.timeout",
 }
-_NEAR_MAX = 3
 
 
 def parse_options(format_name: str, given: Mapping[str, str]) -> OptionValues:
@@ -264,13 +263,8 @@ def _unknown(format_name: str, name: str, table: Mapping[str, Option]) -> str:
     known = _KAFKAS_OWN.get(name.lower())
     if known is not None and known.lower() in table:
         return f"{text}; here it is {known}"
-    near = [
-        table[match].name
-        for match in difflib.get_close_matches(name.lower(), table, n=_NEAR_MAX, cutoff=0.6)
-    ]
-    if near:
-        return f"{text}; did you mean {' or '.join(near)}?"
-    return f"{text}; there are {', '.join(sorted(option.name for option in table.values()))}"
+    names = sorted(option.name for option in table.values())
+    return f"{text}; {did_you_mean(name, names) or 'there are ' + ', '.join(names)}"
 
 
 def reference() -> str:

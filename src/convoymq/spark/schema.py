@@ -6,7 +6,6 @@ is always 1, log append time: the broker stamps messages, not their senders.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +24,7 @@ from pyspark.sql.types import (
 )
 
 from convoymq.kernels import columns as bits
+from convoymq.model.near_names import did_you_mean
 from convoymq.spark.errors import SchemaError
 from convoymq.spark.properties import PROPERTY_KINDS
 
@@ -153,11 +153,8 @@ def check_schema(columns: Mapping[str, Column], schema: StructType) -> None:
     for field in schema.fields:
         column = columns.get(field.name)
         if column is None:
-            near = difflib.get_close_matches(field.name, columns, n=3, cutoff=0.5)
-            hint = (
-                f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(columns)}"
-            )
-            raise SchemaError(f"there is no column {field.name}; {hint}")
+            near = did_you_mean(field.name, columns, 0.5) or f"there are {', '.join(columns)}"
+            raise SchemaError(f"there is no column {field.name}; {near}")
         if field.dataType.simpleString() != column.type.simpleString():
             raise SchemaError(
                 f"column {field.name} has the type {column.type.simpleString()}, "

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from convoymq.cli.ctl.failures import Misused
 
@@ -148,8 +147,3 @@ def usage_of(names: Sequence[str]) -> list[str]:
         else:
             shown.append(f"[<{plain}>]" if name.endswith("?") else f"<{plain}>")
     return shown
-
-
-def similar(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is most like this one; "" when none is."""
-    return next(iter(get_close_matches(name, list(known), 1, 0.8)), "")

@@ -19,6 +19,7 @@ from convoymq.cli.ctl.arguments import VHOST, Switch, Values
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
 from convoymq.cli.ctl.outputs import Note, Output, Rows
 from convoymq.model.json import Json, JsonObject
+from convoymq.model.near_names import did_you_mean, hint
 
 CTL, QUEUES, DIAGNOSTICS, UPGRADE = "ctl", "queues", "diagnostics", "upgrade"
 TOPICS = "topics"
@@ -96,7 +97,8 @@ class Invocation:
             self.need_present()
             return None
         if answer.status >= 300:
-            raise self._refused(answer)
+            refused = self._refused(answer)
+            raise self.named(refused, template) if answer.status == 404 else refused
         return answer.content
 
     def get(self, template: str) -> list[JsonObject]:
@@ -116,11 +118,40 @@ class Invocation:
         """Looks for everything in `missing`. Raises Failure."""
         for path, problem in _missing(self.command):
             if self.api.request("GET", self.path(path)).status == 404:
-                raise self.failure(problem)
+                raise self.named(self.failure(problem), path)
 
     def failure(self, problem: Problem) -> Failure:
         """Returns the failure that a row of the table describes."""
         return Failure(problem.code, self.text(problem.text), heading=problem.heading)
+
+    def named(self, failure: Failure, template: str) -> Failure:
+        """Returns a failure about something absent with the names that were probably meant.
+
+        Args:
+            template: path that was not found: what is missing of it is looked for in lists.
+        """
+        parts = template.split("?")[0].split("/")
+        for at, part in enumerate(parts):
+            name = self.words.get(part.strip("{}"), "") if part.startswith("{") else ""
+            if not name:
+                continue
+            listed = "vhosts" if part == "{vhost}" else "/".join(parts[:at])
+            known = self._names_in(listed)
+            if name not in known:
+                asked = did_you_mean(name, known)
+                if asked and asked not in failure.text:
+                    failure.text += f"\n{asked[0].upper()}{asked[1:]}"
+                break
+        return failure
+
+    def _names_in(self, template: str) -> list[str]:
+        """Returns the names of a list; without an answer none."""
+        try:
+            answer = self.api.request("GET", f"{self.path(template)}?columns=name")
+        except Failure:
+            return []
+        rows = answer.content if answer.status == 200 and isinstance(answer.content, list) else []
+        return [str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row]
 
     def _refused(self, answer: transport.Answer) -> Failure:
         if answer.status in (400, 404):
@@ -204,7 +235,8 @@ class Command:
         names = [name for word in asked for name in word.split(",") if name]
         unknown = [name for name in names if name not in self.columns]
         if unknown:
-            raise Misused(f"Info key(s) {','.join(unknown)} are not supported")
+            near = "".join(hint(name, self.columns) for name in unknown)
+            raise Misused(f"Info key(s) {','.join(unknown)} are not supported{near}")
         return tuple(names) or self.shown or tuple(self.columns)
 
 

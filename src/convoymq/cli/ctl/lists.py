@@ -165,7 +165,8 @@ def _delete_queue(invocation: Invocation) -> Output:
     row = invocation.one("queues/{vhost}/{queue}")
     if row is None:
         invocation.need_present()
-        raise Failure(USAGE, "No such queue was found")
+        missing = Failure(USAGE, "No such queue was found")
+        raise invocation.named(missing, "queues/{vhost}/{queue}")
     query = "&".join(f"if-{name}=true" for name in conditions)
     answer = invocation.api.request("DELETE", invocation.path("queues/{vhost}/{queue}?") + query)
     if answer.status >= 300:

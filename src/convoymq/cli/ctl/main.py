@@ -16,6 +16,7 @@ from convoymq.cli.ctl.failures import TIMED_OUT, UNAVAILABLE, USAGE, Failure, Mi
 from convoymq.cli.ctl.formatting import rows_as, to_json
 from convoymq.cli.ctl.outputs import Note, Output, Raw, Rows, Text
 from convoymq.cli.ctl.tools import commands_of
+from convoymq.model.near_names import hint, near_names
 
 VHOST_DEFAULT = "/"
 NOT_READ = 128 + signal.SIGPIPE
@@ -96,7 +97,11 @@ def _run(program: str, command: Command, arguments: Sequence[str]) -> int:
     printing = _Printing(parsed, command.formatter)
     try:
         if parsed.unknown:
-            shown = "\n".join(f"{name} : {given}" for name, given in parsed.unknown)
+            known = [f"--{each.name}" for each in _switches(command)]
+            shown = "\n".join(
+                f"{name} : {given}{hint(name, known) if name not in known else ''}"
+                for name, given in parsed.unknown
+            )
             raise Misused(f"Invalid options for this command:\n{shown}")
         bound, rest = words.bind(command.arguments, parsed.words[1:])
         if command.vhost:
@@ -247,9 +252,9 @@ def _overview(program: str, known: dict[str, Command]) -> str:
 
 def _unknown(program: str, name: str, known: dict[str, Command]) -> str:
     text = f"\nCommand '{name}' not found. \n"
-    like = words.similar(name, known)
+    like = near_names(name, known)
     if like:
-        return f"{text}Did you mean '{like}'? \n"
+        return f"{text}Did you mean {' or '.join(map(repr, like))}? \n"
     return f"{text}Use '{program} help' for a list of the commands."
 
 

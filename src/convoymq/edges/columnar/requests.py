@@ -43,6 +43,7 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.model.late_imports import import_late
+from convoymq.model.near_names import near_names
 from convoymq.queues.interface import Queue
 from convoymq.queues.reservation_reads import RunsRequest
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from convoymq.edges.columnar.connection import FetchConnection
     from convoymq.edges.columnar.topic_members import TopicMembers
 
-NEAR_NAMES_MAX = 3
 NEAR_CANDIDATES_MAX = 500
 NEAR_CUTOFF = 0.6
 BEHIND_WAIT_MS = 5_000
@@ -199,8 +199,6 @@ class Requests:
 
     def _near(self, name: str) -> list[str]:
         """Names like the one that is not there; a bounded look."""
-        import difflib  # seldom needed
-
         length = len(name)
         names = [
             record.name
@@ -208,7 +206,7 @@ class Requests:
             if abs(len(record.name) - length) <= max(2, length // 2)
         ]
         names = [each for each in names[:NEAR_CANDIDATES_MAX] if self._may_read(each)]
-        return difflib.get_close_matches(name, names, NEAR_NAMES_MAX, NEAR_CUTOFF)
+        return near_names(name, names, NEAR_CUTOFF)
 
     @asynccontextmanager
     async def _limit(self, extra_ms: int = 0) -> AsyncIterator[None]:

@@ -25,9 +25,9 @@ from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.exposition import Text
 from convoymq.edges.http.json_values import count_in, part
 from convoymq.edges.http.resources import queue_stats
-from convoymq.model.config.loading import hint
 from convoymq.model.errors import BrokerError
 from convoymq.model.json import JsonObject
+from convoymq.model.near_names import hint
 from convoymq.model.patterns import Pattern, compile_pattern
 from convoymq.model.slices import in_slices
 

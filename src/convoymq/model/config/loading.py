@@ -13,6 +13,7 @@ from convoymq.model.config.rabbitmq_keys import in_flat_file, refusal
 from convoymq.model.config.tls_sections import SslConfig
 from convoymq.model.config.values import Listener, parse_bool
 from convoymq.model.errors import Refused
+from convoymq.model.near_names import hint, near_names
 
 ENVIRONMENT_PREFIX = "CONVOY_"
 ENVIRONMENT_OTHERS = ("CONVOY_KERNEL_", "CONVOY_TEST_", "CONVOY_SIM_", "CONVOY_DEMO_")
@@ -72,7 +73,7 @@ class _Builder:
         """Returns whether a name of the user's choice after the prefix is nearly that of a known
         key."""
         own = [key[len(prefix) :] for key in self.keys.by_name if key.startswith(prefix)]
-        return _nearest(name[len(prefix) :].lower(), own, 0.7) != ""
+        return bool(near_names(name[len(prefix) :], own, 0.7))
 
     def _member(self, place: tuple[str, str], name: str, text: str, where: str) -> object:
         key = self.keys.table[place]
@@ -128,19 +129,6 @@ def value_of(key: Key, name: str, text: str, where: str) -> object:
         bounds = f"{number_text(key.low)} and {number_text(key.high)}"
         raise ConfigError(f"{where}: {name} = {text}: must lie between {bounds}")
     return value
-
-
-def _nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns the one of the names that was probably meant, or ""."""
-    import difflib  # a node with a good configuration never needs it
-
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), "")
-
-
-def hint(name: str, names: Iterable[str]) -> str:
-    """Returns the end of a message that names the name that was probably meant."""
-    near = _nearest(name, names)
-    return f"; did you mean {near}?" if near else ""
 
 
 def _is_loopback(host: str) -> bool:

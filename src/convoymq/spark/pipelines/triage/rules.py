@@ -16,7 +16,6 @@ The first rule whose condition is true decides; NULL is not true. What the condi
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import tomllib
@@ -24,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from convoymq.model.near_names import did_you_mean
 from convoymq.spark.errors import SourceError
 
 ACTIONS = ("republish", "drop", "park")
@@ -120,8 +120,7 @@ class Rules:
 
 def near(name: str, known: tuple[str, ...]) -> str:
     """Returns a hint for a name that is not known."""
-    found = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(found)}?" if found else f"there are {', '.join(known)}"
+    return did_you_mean(name, known, 0.5) or f"there are {', '.join(known)}"
 
 
 def _check_names(given: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
