@@ -1004,3 +1004,17 @@ def test_the_status_says_where_the_files_are(
     has_a_node(api)
     assert run("-q", "status") == 0
     assert "Memory high watermark setting: computed to: " in printed(capsys)[0]
+
+
+def test_the_place_of_the_log_and_the_status_of_a_stream(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.has("nodes/n1", {"name": "n1", "log_files": ["/var/log/convoy.log"]})
+    assert run("log_location", tool=DIAGNOSTICS) == 0
+    assert printed(capsys)[0] == "Log file(s) on node n1 ...\n/var/log/convoy.log\n"
+    api.has("queues/quorum/%2F/s/status", [{"Node Name": "n1", "Raft State": "leader"}])
+    for tool in (QUEUES, DIAGNOSTICS):
+        assert run("stream_status", "s", "--formatter", "json", tool=tool) == 0
+        assert '"Raft State":"leader"' in printed(capsys)[0]
+        assert run("stream_status", "t", tool=tool) == 69
+        assert "not_found" in printed(capsys)[1]

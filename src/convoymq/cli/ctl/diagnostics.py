@@ -21,6 +21,7 @@ from convoymq.cli.ctl.command import (
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.listeners import alarms_of, listener_lines, own_listeners, said_of_single_node
 from convoymq.cli.ctl.outputs import Output, Text
+from convoymq.cli.ctl.transport import segment
 from convoymq.model.json import JsonObject
 from convoymq.model.replica_status import REPLICA_COLUMNS
 
@@ -74,6 +75,12 @@ def _is_booting(invocation: Invocation) -> Output:
 
 def _server_version(invocation: Invocation) -> Output:
     return Text(str(object_of(invocation.call("GET", "overview"))["rabbitmq_version"]))
+
+
+def _log_location(invocation: Invocation) -> Output:
+    files = object_of(invocation.call("GET", f"nodes/{segment(invocation.node)}"))["log_files"]
+    assert isinstance(files, list)
+    return Text("\n".join(map(str, files)), {"paths": files})
 
 
 def _alarms(invocation: Invocation) -> Output:
@@ -329,6 +336,12 @@ COMMANDS = (
         "Displays the RabbitMQ version that the target node is compatible with",
         banner="Asking node {node} for its RabbitMQ version...",
         run=_server_version,
+    ),
+    Command(
+        "log_location",
+        "Shows where the log of the target node goes",
+        banner="Log file(s) on node {node} ...",
+        run=_log_location,
     ),
     Command(
         "alarms",

@@ -398,6 +398,17 @@ COMMANDS = (
         problems={404: Problem(UNAVAILABLE, "not_found")},
     ),
     Command(
+        "stream_status queue",
+        "Displays the status of a stream",
+        tools=(QUEUES, DIAGNOSTICS),
+        switches=(VHOST,),
+        formatter="pretty_table",
+        banner="Status of stream {queue} on node {node} ...",
+        request=Request("GET", "queues/quorum/{vhost}/{queue}/status"),
+        columns=plain(*REPLICA_COLUMNS),
+        problems={404: Problem(UNAVAILABLE, "not_found")},
+    ),
+    Command(
         "peek queue position",
         "Shows the message at a position of a quorum queue, counted from 1; it stays",
         switches=(VHOST,),
