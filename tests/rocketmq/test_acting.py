@@ -8,7 +8,7 @@ import pytest
 
 from convoymq.model.errors import StorageFault, Unavailable
 from convoymq.rocketmq.acting import key_log
-from convoymq.rocketmq.acting.escape import KEY_FIELD, KEY_PROPERTY
+from convoymq.rocketmq.acting.escape import KEY_FIELD, KEY_PROPERTY, home_number
 from convoymq.rocketmq.acting.lock_requests import place_of
 from convoymq.rocketmq.acting.locks import Queue
 from convoymq.rocketmq.acting.metadata import Metadata
@@ -21,11 +21,17 @@ from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.values import EscapeKeys, RouteData, TopicConfig, TopicTable
-from convoymq.rocketmq.store.types import Draft, PutStatus, encode_properties
+from convoymq.rocketmq.special.pop import Pops
+from convoymq.rocketmq.special.pop_records import Ack, Receipt
+from convoymq.rocketmq.special.service import SpecialServices
+from convoymq.rocketmq.store.types import Draft, Message, PutStatus, encode_properties
 from tests.patience import PATIENCE_S
 from tests.rocketmq.broker_client import Client, records
 from tests.rocketmq.groups import Groups, eventually
 from tests.running import until
+
+POP_MS = 24 * 3600 * 1000
+"""Invisible time of popped messages."""
 
 
 def queue(number: int = 0) -> MessageQueue:
@@ -237,8 +243,10 @@ async def test_what_a_replica_sent_before_another_took_over_is_refused(groups: G
     assert await count(target) == 2
 
 
-async def route_of(groups: Groups, topic: str) -> RouteData | None:
-    return groups.name_server.tables.route(topic)
+async def route_of(groups: Groups, topic: str, broker: str = "") -> RouteData | None:
+    found = groups.name_server.tables.route(topic)
+    names = [] if found is None else [queue.broker_name for queue in found.queue_datas]
+    return found if not broker or broker in names else None
 
 
 async def test_a_slave_that_named_its_targets_begins_with_no_other(groups: Groups) -> None:
@@ -319,22 +327,111 @@ async def test_a_message_that_cannot_escape_waits(groups: Groups) -> None:
     assert await count(target, "writable") == 1
 
 
-async def test_records_of_pop_escape_to_one_queue(groups: Groups) -> None:
-    target = await groups.online("m", 0, totalReplicas=1)
-    target.topics.create(TopicConfig("revive", 8, 8, 6))
+async def test_records_of_pop_escape_to_the_broker_of_a_number(groups: Groups) -> None:
     acting = await groups.online("n", 1)
-    await eventually(lambda: route_of(groups, "revive"))
-    for offset in range(6):
-        placed = await acting.escape.put_to_specific_queue(draft(offset, "revive"))
+    assert await acting.escape.home("revive") is None
+    for name in ("m", "o"):
+        target = await groups.online(name, 0, totalReplicas=1)
+        target.topics.create(TopicConfig("revive", 1, 1, 6))
+        await eventually(lambda name=name: route_of(groups, "revive", name))
+    home = await acting.escape.home("revive")
+    assert home in map(home_number, "mo")
+    for offset in range(3):
+        placed = await acting.escape.put_at(draft(offset, "revive"), home_number("o"))
         assert placed.status is PutStatus.PUT_OK
-    await until(lambda: target.store.dispatched == target.store.max_offset)
-    assert [target.store.queue_max("revive", n) for n in range(8)].count(6) == 1
-    (number,) = [n for n in range(8) if target.store.queue_max("revive", n)]
-    message = await acting.escape.get("revive", number, 2, "m")
+    assert await count(target, "revive") == 3
+    message = await acting.escape.get("revive", 0, 2, "o")
     assert message is not None
     assert message.properties[KEY_PROPERTY].endswith(":2")
-    assert await acting.escape.get("revive", number, 77, "m") is None
+    assert await acting.escape.get("revive", 0, 77, "o") is None
     assert await acting.escape.get("revive", 0, 0, "gone") is None
+    failed = await acting.escape.put_at(draft(3, "revive"), home_number("gone"))
+    assert failed.status is PutStatus.PUT_TO_REMOTE_BROKER_FAIL
+
+
+async def taken(client: Client, at: str, count: int) -> list[tuple[str, Message]]:
+    """Pops from a queue; returns messages with their receipts."""
+    answer = await client.ask(
+        Request.POP_MESSAGE, consumerGroup="g", topic="pops", queueId=0, maxMsgNums=count,
+        invisibleTime=POP_MS, pollTime=0, bornTime=0, initMode=0, expType="TAG", exp="*",
+        order=False,
+    )  # fmt: skip
+    found = []
+    for message in records(answer) if answer.code == Answer.SUCCESS else []:
+        info = message.properties.get("POP_CK")
+        if info is None:
+            start, fields = answer.fields["startOffsetInfo"].split(" ")[2], answer.fields
+            info = f"{start} {fields['popTime']} {fields['invisibleTime']} {fields['reviveQid']}"
+            info += f" 0 {at} 0 {message.queue_offset}"
+        found.append((info, message))
+    return found
+
+
+def pops_of(broker: Broker) -> Pops:
+    (found,) = broker.specials
+    assert isinstance(found, SpecialServices)
+    return found.state.pops
+
+
+async def acknowledge(client: Client, info: str, message: Message) -> int:
+    answer = await client.ask(
+        Request.ACK_MESSAGE, consumerGroup="g", topic="pops", queueId=0, extraInfo=info,
+        offset=message.queue_offset,
+    )  # fmt: skip
+    return answer.code
+
+
+async def test_acknowledged_pops_do_not_come_again_when_a_second_slave_acts(
+    groups: Groups,
+) -> None:
+    """Each replica acknowledges what the one before it gave out, and goes on behind it. RocketMQ's
+    slaves let records of one pop leave for different brokers, and begin at old offsets."""
+    settings = {"totalReplicas": 3, "brokerNotActiveTimeoutMillis": 500}
+    targets = [await groups.online(name, 0, totalReplicas=1) for name in ("m", "o")]
+    for target in targets:
+        target.topics.create(TopicConfig("pops", 1, 1, 6))
+    master = await groups.online("n", 0, brokerRole="SYNC_MASTER", inSyncReplicas=3, **settings)
+    master.topics.create(TopicConfig("pops", 1, 1, 6))
+    slaves = [await groups.online("n", number, **settings) for number in (1, 2)]
+    client = groups.client(master)
+    for number in range(6):
+        while (await client.send("pops", b"%d" % number)).code != Answer.SUCCESS:
+            # Nothing is stored before both slaves follow.
+            await asyncio.sleep(0.05)
+    of_master = await taken(client, "n", 2)
+    await until(lambda: all("pops" in slave.topics.table for slave in slaves))
+    await groups.stop_broker(master)
+    await until(lambda: slaves[0].group.services_run)
+    client = groups.client(slaves[0])
+    assert await acknowledge(client, *of_master[0]) == Answer.SUCCESS
+    of_first = await taken(client, "n", 2)
+    assert [bytes(m.body) for _, m in (*of_master, *of_first)] == [b"0", b"1", b"2", b"3"]
+    assert await acknowledge(client, *of_first[0]) == Answer.SUCCESS
+    await groups.stop_broker(slaves[0])
+    await until(lambda: slaves[1].group.services_run)
+    client = groups.client(slaves[1])
+    # Popped at the first slave, whose checkpoint is at another broker.
+    assert await acknowledge(client, *of_first[1]) == Answer.SUCCESS
+    of_second = await taken(client, "n", 1)
+    assert [bytes(m.body) for _, m in of_second] == [b"4"]
+    back = await groups.online("n", 0, brokerRole="SYNC_MASTER", inSyncReplicas=2, **settings)
+    await until(lambda: back.group.services_run)
+    client = groups.client(back)
+    assert await acknowledge(client, *of_second[0]) == Answer.SUCCESS
+    assert [bytes(m.body) for _, m in await taken(client, "n", 8)] == [b"5"]
+    # Message 0 was acknowledged at the first slave.
+    popped = Receipt.parse(of_master[0][0])
+    both = Ack(start=popped.start, group="g", topic="pops", queue=0, pop_ms=popped.pop_ms,
+               broker="n", offsets=[0, 1])  # fmt: skip
+    assert [each.offset for _, each in pops_of(back).keys_of(both)] == [1]
+    # Of all pops, those of messages 1 and 5 are open.
+    await until(lambda: len(pops_of(back)) == 2)
+    for target in targets:
+        await until(lambda target=target: not len(pops_of(target)))
+    # An operator's reset is not undone by what was learned before.
+    back.offsets.reset("g", "pops", 0, 1)
+    await back.group.learner.learn()
+    assert back.offsets.get("g", "pops", 0) == 1
 
 
 async def test_without_remote_escape_nothing_leaves(groups: Groups) -> None:

@@ -230,18 +230,38 @@ def isolation_goes_on() -> None:
 
 @plant("records of one pop leave for several brokers", "pops,away")
 def pop_records_part() -> None:
-    from convoymq.rocketmq.acting import bridge
-    from convoymq.rocketmq.acting.escape import Target
+    """RocketMQ's slaves choose the broker by their own address."""
+    send = _bridge()._send
 
-    module: Any = bridge
-    turn = 0
+    async def planted(self: Any, draft: Any, key: Any, home: Any) -> Any:
+        has_key = key is not None
+        return await send(self, draft, key, home if has_key else await self.another(home))
 
-    def planted(_topic: str, _address: str, writable: list[tuple[str, int]]) -> Target:
-        nonlocal turn
-        turn += 1
-        return Target(writable[turn % len(writable)][0], 0)
+    async def another(self: Any, home: int) -> int:
+        from convoymq.rocketmq.acting.escape import home_number
+        from convoymq.rocketmq.broker.names import TIMER_TOPIC
 
-    module.specific_queue = planted
+        _, writable = await self._writable(TIMER_TOPIC)
+        return max((home_number(name) for name in writable if home_number(name) != home),
+                   default=home)  # fmt: skip
+
+    _bridge()._send, _bridge().another = planted, another
+
+
+@plant("a slave that begins to act pops from the offsets of before", "pops,away,camps,back")
+def pops_begin_at_old_offsets() -> None:
+    from convoymq.rocketmq.broker.offsets import Offsets
+
+    Offsets.learn_given = lambda *_: None  # type: ignore[assignment,method-assign]
+
+
+@plant("acknowledgements of the master's pops have no key", "pops,away,camps,back")
+def acknowledgements_have_no_key() -> None:
+    from convoymq.rocketmq.special import pop_service
+
+    module: Any = pop_service
+    keyed = module.keyed
+    module.keyed = lambda draft, key: keyed(draft, key) if key.is_position else draft
 
 
 @plant("a pop at an acting slave stores no record of it", "pops,away")
@@ -250,9 +270,9 @@ def pop_without_a_record() -> None:
 
     put = PopService._put
 
-    async def planted(self: Any, drafts: Any) -> None:
-        if self._parts.role.is_master:
-            await put(self, drafts)
+    async def planted(self: Any, drafts: Any, home: Any) -> None:
+        if home is None:
+            await put(self, drafts, home)
 
     PopService._put = planted  # type: ignore[method-assign]
 

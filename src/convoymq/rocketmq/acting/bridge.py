@@ -19,8 +19,8 @@ from convoymq.rocketmq.acting.escape import (
     Outcome,
     Target,
     Targets,
+    home_number,
     key_of,
-    specific_queue,
 )
 from convoymq.rocketmq.acting.key_log import KeyLog
 from convoymq.rocketmq.acting.name_servers import NameServers
@@ -142,6 +142,8 @@ class Intake:
 
     async def take(self, draft: Draft, key: Key) -> Placed:
         """Stores a message, unless it is stored already. A repeat has no place."""
+        if key.is_position:
+            return (await self._parts.put([draft]))[0]
         known = self._under_way.get(key)
         if known is not None:
             return await asyncio.shield(known)
@@ -203,31 +205,39 @@ class Bridge:
 
     async def put(self, draft: Draft) -> Placed:
         """Stores a message in any queue of its topic, wherever it may be written to."""
-        return await self._put(draft, is_specific=False)
+        if self._parts.role.id == MASTER_ID:
+            return (await self._parts.put([draft]))[0]
+        return await self._counted(draft, None)
 
-    async def put_to_specific_queue(self, draft: Draft) -> Placed:
-        """Stores a message in the same queue each time, as long as its topic's route is."""
-        return await self._put(draft, is_specific=True)
+    async def home(self, topic: str) -> int | None:
+        """Returns the number of a broker that a topic's messages can escape to."""
+        for neighbour in self._neighbours():
+            if neighbour.serves(topic):
+                return home_number(neighbour.name)
+        _, writable = await self._writable(topic)
+        target = self._targets.choose(None, writable)
+        return None if target is None else home_number(target.broker)
 
-    async def _put(self, draft: Draft, *, is_specific: bool) -> Placed:
-        parts = self._parts
-        if parts.role.id == MASTER_ID:
-            (placed,) = await parts.put([draft])
-            return placed
-        if not parts.role.is_acting:
+    async def put_at(self, draft: Draft, home: int) -> Placed:
+        """Stores a message at the broker of a number (`home`). A master does that too: the broker
+        got the message's checkpoint while this one was away."""
+        return await self._counted(draft, home)
+
+    async def _counted(self, draft: Draft, home: int | None) -> Placed:
+        if not self._parts.role.runs_special_services:
             return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
-        placed = await self._leave(draft, is_specific=is_specific)
+        placed = await self._leave(draft, home)
         if placed.status in STORED:
             self.stored += 1
         else:
             self.failures += 1
         return placed
 
-    async def _leave(self, draft: Draft, *, is_specific: bool) -> Placed:
+    async def _leave(self, draft: Draft, home: int | None) -> Placed:
         key = key_of(decode_properties(draft.properties).get(KEY_PROPERTY, ""))
         for neighbour in () if self._targets.is_bound(key) else self._neighbours():
-            if neighbour.serves(draft.topic):
-                if not self._begin(neighbour.name):
+            if neighbour.serves(draft.topic) and home in (None, home_number(neighbour.name)):
+                if key is not None and not self._begin(neighbour.name):
                     return FAILED
                 if not neighbour.takes(key, self.generation):
                     self.on_superseded()
@@ -237,26 +247,15 @@ class Bridge:
                 return placed
         if not self._settings.remote_escape:
             return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
-        return await self._send(draft, key, is_specific=is_specific)
+        return await self._send(draft, key, home)
 
-    async def _send(self, draft: Draft, key: Key | None, *, is_specific: bool) -> Placed:
-        route = await self._route(draft.topic)
-        if route is None:
-            return FAILED
-        masters = {d.broker_name: d.broker_addrs[MASTER_ID] for d in route.broker_datas
-                   if MASTER_ID in d.broker_addrs}  # fmt: skip
-        writable = [
-            (q.broker_name, q.write_queue_nums)
-            for q in route.queue_datas
-            if q.perm & PERM_WRITE and q.broker_name in masters
-            and q.broker_name != self._parts.role.name and q.write_queue_nums > 0
-        ]  # fmt: skip
-        if is_specific:
-            target = specific_queue(draft.topic, self._parts.role.address, writable) if (
-                writable
-            ) else None  # fmt: skip
+    async def _send(self, draft: Draft, key: Key | None, home: int | None) -> Placed:
+        masters, writable = await self._writable(draft.topic)
+        if home is None:
+            target = self._targets.choose(key, writable)
         else:
-            target = self._targets.choose(key, dict(writable))
+            names = (name for name in writable if home_number(name) == home)
+            target = next((Target(name, draft.queue_id) for name in names), None)
         if target is None:
             self._routes.pop(draft.topic, None)
             return FAILED
@@ -267,9 +266,24 @@ class Bridge:
             self._routes.pop(draft.topic, None)
         return Placed(status)
 
+    async def _writable(self, topic: str) -> tuple[dict[str, str], dict[str, int]]:
+        """Returns the addresses of masters, and the brokers whose queues of a topic can be written
+        to: name -> count."""
+        route = await self._route(topic)
+        if route is None:
+            return {}, {}
+        masters = {d.broker_name: d.broker_addrs[MASTER_ID] for d in route.broker_datas
+                   if MASTER_ID in d.broker_addrs}  # fmt: skip
+        return masters, {
+            q.broker_name: q.write_queue_nums
+            for q in route.queue_datas
+            if q.perm & PERM_WRITE and q.broker_name in masters
+            and q.broker_name != self._parts.role.name and q.write_queue_nums > 0
+        }  # fmt: skip
+
     def _trace_escaped(self, draft: Draft, key: Key | None, to: str, status: PutStatus) -> None:
         trace = self._parts.trace
-        if trace is not None and key is not None and status in STORED:
+        if trace is not None and key is not None and not key.is_position and status in STORED:
             trace.escaped(draft.topic, key, to)
 
     async def _attempt(
@@ -281,7 +295,7 @@ class Bridge:
         except Unavailable as error:
             self._log_failure(draft, target, error.text)
             return failed, Outcome.REFUSED
-        if not self._begin(target.broker):
+        if key is not None and not self._begin(target.broker):
             return failed, Outcome.REFUSED
         self._targets.attempt(key, target)
         try:

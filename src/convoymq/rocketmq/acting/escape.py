@@ -16,13 +16,17 @@ be under way.
 An attempt whose outcome is unknown binds its key to the target (`Targets`): another target could
 not know of it. It waits until that target answers, or the group of that target does.
 
+A checkpoint of pop has the key of a *position*: `topic@group`, queue, last offset given out. It
+stands for all offsets up to it, and is never a repeat (docs/adr/0223).
+
 RocketMQ's brokers have no such request and look at no key: they may store a repeat.
 """
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -30,6 +34,10 @@ from typing import NamedTuple, TypeAlias
 
 from convoymq.rocketmq.store.types import java_hash
 
+HOME_MIN = 1000
+"""Numbers of revive queues from here on stand for brokers."""
+POSITION_MARK = "@"
+"""Between topic and group; no name has it."""
 KEY_FIELD = "escapeKey"
 KEY_PROPERTY = "ESCAPE_KEY"
 GENERATION_FIELD = "escapeGeneration"
@@ -53,6 +61,28 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.broker}:{self.topic}:{self.queue}:{self.offset}"
+
+    @property
+    def is_position(self) -> bool:
+        """Returns whether the key stands for all offsets up to its own: a table has the last."""
+        return POSITION_MARK in self.topic
+
+
+def position_key(broker: str, topic: str, group: str, queue: int, last: int) -> Key:
+    """Returns the key of a checkpoint of pop. `last`: offset of its last message."""
+    return Key(broker, f"{topic}{POSITION_MARK}{group}", queue, last)
+
+
+def positions_of(
+    table: Mapping[str, Sequence[Sequence[int]]],
+) -> Iterator[tuple[str, str, int, int]]:
+    """Yields topic, group, queue and the offset behind the last message given out, of the result of
+    `KeyTable.of`."""
+    for source, ranges in table.items():
+        name, _, queue = source.rpartition(":")
+        topic, mark, group = name.partition(POSITION_MARK)
+        if mark and ranges:
+            yield topic, group, int(queue), ranges[-1][1]
 
 
 def key_of(text: str) -> Key | None:
@@ -87,6 +117,10 @@ class OffsetSet:
         """Returns whether an offset is in the set."""
         at = bisect_right(self.firsts, offset) - 1
         return at >= 0 and offset < self.lasts[at]
+
+    def has_behind(self, offset: int) -> bool:
+        """Returns whether an offset, or a later one, is in the set."""
+        return bool(self.lasts) and self.lasts[-1] > offset
 
     def add(self, first: int, last: int) -> None:
         """Adds a range: what it overlaps or touches becomes one with it."""
@@ -134,11 +168,15 @@ class KeyTable:
     def has(self, key: Key) -> bool:
         """Returns whether a key is in the table."""
         found = self._offsets.get(key[:3])
-        return found is not None and found.has(key.offset)
+        return found is not None and not key.is_position and found.has(key.offset)
 
     def add(self, key: Key) -> None:
         """Enters a key."""
-        self._find(key[:3]).add(key.offset, key.offset + 1)
+        found = self._find(key[:3])
+        if not key.is_position:
+            found.add(key.offset, key.offset + 1)
+        elif not found.has_behind(key.offset):
+            found.firsts, found.lasts = [key.offset], [key.offset + 1]
 
     def _find(self, source: tuple[str, str, int]) -> OffsetSet:
         found = self._offsets.pop(source, None)
@@ -218,7 +256,8 @@ class Targets:
         if not names:
             return None
         # Neighbouring messages of one source go to one target: its table has one range then.
-        spread = 0 if key is None else java_hash(f"{key.broker}{key.topic}{key.queue}")
+        source = self._own if key is None else f"{key.broker}{key.topic}{key.queue}"
+        spread = java_hash(source)
         name = names[spread % len(names)]
         turn = 0 if key is None else key.offset
         return Target(name, turn % writable[name])
@@ -229,7 +268,7 @@ class Targets:
 
     def attempt(self, key: Key | None, target: Target) -> None:
         """A message is sent to a target."""
-        if key is not None:
+        if key is not None and not key.is_position:
             self._bound[key] = target.broker
 
     def ended(self, key: Key | None, outcome: Outcome) -> None:
@@ -238,9 +277,6 @@ class Targets:
             self._bound.pop(key, None)
 
 
-def specific_queue(topic: str, store_host: str, writable: Sequence[tuple[str, int]]) -> Target:
-    """Returns the one queue that a slave's pop records of a topic go to: checkpoints and
-    acknowledgements have to meet. `writable`: brokers and queues in the order of the route.
-    """
-    queues = [(name, queue) for name, count in writable for queue in range(count)]
-    return Target(*queues[java_hash(topic + store_host) % len(queues)])
+def home_number(broker: str) -> int:
+    """Returns the number that stands for a broker where receipts have a revive queue."""
+    return HOME_MIN + zlib.crc32(broker.encode()) % ((1 << 31) - HOME_MIN)

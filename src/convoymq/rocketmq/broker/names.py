@@ -33,6 +33,8 @@ SYSTEM_GROUPS = (
     *("CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", TRANSACTION_GROUP),
 )
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+GIVEN_PREFIX = f"{SYSTEM_GROUP_PREFIX}GIVEN_"
+"""Before the name of a group: offsets up to which another replica's pops were learned."""
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 _TOPIC_LENGTH_MAX = 127

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from convoymq.rocketmq.broker.config_files import ConfigFile
+from convoymq.rocketmq.broker.names import GIVEN_PREFIX
 from convoymq.rocketmq.broker.values import OffsetTable, next_version
 from convoymq.rocketmq.remoting.values import DataVersion
 
@@ -36,6 +37,16 @@ class Offsets:
         self._commits += 1
         if self._commits % self._version_step == 0:
             self.version = next_version(self.version, self._now_ms())
+
+    def learn_given(self, group: str, topic: str, queue: int, offset: int, end: int) -> None:
+        """Enters the offset behind the last message that pops of another replica gave out; each one
+        once, because an operator may reset the group afterwards. `end`: of the queue here."""
+        learned = self.table.setdefault(f"{topic}@{GIVEN_PREFIX}{group}", {})
+        if offset > learned.get(queue, -1):
+            learned[queue] = offset
+            self._is_changed = True
+            if min(offset, end) > max(0, self.get(group, topic, queue)):
+                self.commit(group, topic, queue, min(offset, end))
 
     def begin_acting(self) -> None:
         """Begins a new version: RocketMQ's master that returns takes over what is not older, and
@@ -95,7 +106,9 @@ class Offsets:
     def _keys(self) -> Iterable[tuple[str, str]]:
         for key in self.table:
             topic, _, group = key.partition("@")
-            yield topic, group
+            # A deletion does not end what was learned: other brokers keep the keys.
+            if not group.startswith(GIVEN_PREFIX):
+                yield topic, group
 
     def delete_topic(self, topic: str) -> None:
         """Forgets all about a topic."""

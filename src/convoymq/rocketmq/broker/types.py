@@ -67,8 +67,12 @@ class Escape(Protocol):
     async def put(self, draft: Draft) -> Placed:
         """Stores a message in any queue of its topic."""
 
-    async def put_to_specific_queue(self, draft: Draft) -> Placed:
-        """Stores a message in a queue that is always the same one for this broker and topic."""
+    async def home(self, topic: str) -> int | None:
+        """Returns the number of a broker that takes records of pops (`escape.home_number`), None:
+        there is none."""
+
+    async def put_at(self, draft: Draft, home: int) -> Placed:
+        """Stores a record of a pop at the broker of a number."""
 
     async def get(self, topic: str, queue_id: int, offset: int, broker: str) -> Message | None:
         """Returns one message of a broker."""
@@ -87,9 +91,13 @@ class LocalEscape:
         (placed,) = await self._parts.put([draft])
         return placed
 
-    async def put_to_specific_queue(self, draft: Draft) -> Placed:
-        """Stores a message; SERVICE_NOT_AVAILABLE where this broker is no master."""
-        return await self.put(draft)
+    async def home(self, topic: str) -> int | None:
+        """Returns None: nothing leaves."""
+        return None
+
+    async def put_at(self, draft: Draft, home: int) -> Placed:
+        """Stores nothing."""
+        return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
 
     async def get(self, topic: str, queue_id: int, offset: int, broker: str) -> Message | None:
         """Returns one message of the own store."""

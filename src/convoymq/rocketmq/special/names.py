@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key
 from convoymq.rocketmq.broker.names import TIMER_TOPIC
 from convoymq.rocketmq.store.types import Draft, Message, SysFlag, encode_properties
 
@@ -64,6 +65,12 @@ def changed(
     """Gives a draft other properties; returns the draft."""
     kept = {name: value for name, value in properties.items() if name not in drop}
     draft.properties = encode_properties({**kept, **add})
+    return draft
+
+
+def keyed(draft: Draft, key: Key) -> Draft:
+    """Gives a draft the key of the record that it comes from; returns the draft."""
+    draft.properties += f"{KEY_PROPERTY}\x01{key}\x02".encode()
     return draft
 
 

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from convoymq.model.errors import SyntaxFault
 from convoymq.rocketmq.acting.escape import Key
@@ -235,8 +236,25 @@ class Pops:
                 raise TooLate
         elif all(self._is_done(found, offset) for offset in ack.all_offsets):
             return None
+        return self.ack_record(ack, revive_queue, revive_ms, now_ms)
+
+    def ack_record(self, ack: Ack, revive_queue: int, revive_ms: int, now_ms: int) -> Draft:
+        """Returns the record of an acknowledgement."""
         tag = ACK_TAG if ack.offsets is None else BATCH_ACK_TAG
         return self._record(tag, ack, ack.unique_key(), revive_queue, revive_ms, now_ms)
+
+    def keys_of(self, ack: Ack) -> list[tuple[Key, Ack]]:
+        """Returns the messages of an acknowledgement that are not done, each with its own; none
+        where the checkpoint is not known."""
+        found = self._open.get(ack.key(self._broker))
+        if found is None:
+            return []
+        offsets = found.checkpoint.offsets
+        return [
+            (self._key(found, offsets.index(offset)), replace(ack, offset=offset, offsets=None))
+            for offset in ack.all_offsets
+            if not self._is_done(found, offset)
+        ]
 
     def hold(self, ack: Ack) -> None:
         """Keeps the messages of a checkpoint away while an acknowledgement is being stored."""

@@ -1,19 +1,23 @@
 """Requests of pop consumption: pop, acknowledgements, later visibility, peek, notification.
 
+At an acting slave, records of pops go to another broker, by whose number the receipt names it
+(docs/adr/0223).
+
 A pop from several queues is one append of a checkpoint for each, and one wait for the disk and the
 slaves. A queue is popped by one request of a group at a time; others take the next queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from convoymq.rocketmq import filters
+from convoymq.rocketmq.acting.escape import HOME_MIN, position_key
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.clients import Subscription
-from convoymq.rocketmq.broker.names import RETRY_PREFIX
+from convoymq.rocketmq.broker.names import RETRY_PREFIX, TIMER_TOPIC
 from convoymq.rocketmq.broker.types import STORED
 from convoymq.rocketmq.broker.values import GroupConfig, SubscriptionData
 from convoymq.rocketmq.remoting import json
@@ -21,7 +25,7 @@ from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import PERM_READ, TopicConfig
-from convoymq.rocketmq.special.names import POP_CHECKPOINT
+from convoymq.rocketmq.special.names import POP_CHECKPOINT, keyed
 from convoymq.rocketmq.special.polls import ANY_QUEUE, Polls
 from convoymq.rocketmq.special.pop import Pops, TooLate
 from convoymq.rocketmq.special.pop_order import OrderTable, PopOrder
@@ -41,7 +45,16 @@ from convoymq.rocketmq.special.pop_records import (
 )
 from convoymq.rocketmq.special.rewriting import rewritten
 from convoymq.rocketmq.special.settings import SpecialSettings
-from convoymq.rocketmq.store.types import Draft, GetStatus, Got, Matches, Message, Run
+from convoymq.rocketmq.store.types import (
+    Draft,
+    GetStatus,
+    Got,
+    Matches,
+    Message,
+    Placed,
+    PutStatus,
+    Run,
+)
 
 if TYPE_CHECKING:
     from convoymq.rocketmq.broker.service import Broker
@@ -108,10 +121,21 @@ class _Found:
 
 
 class PopService:
-    """See the module text."""
+    """See the module text.
 
-    def __init__(self, parts: Broker, settings: SpecialSettings, pops: Pops) -> None:
+    Args:
+        await_running: waits for special services. Raises Refusal.
+    """
+
+    def __init__(
+        self,
+        parts: Broker,
+        settings: SpecialSettings,
+        pops: Pops,
+        await_running: Callable[[], Awaitable[None]],
+    ) -> None:
         self._parts = parts
+        self._await_running = await_running
         self._settings = settings
         self.pops = pops
         self._file = parts.file("consumerOrderInfo.json")
@@ -219,6 +243,7 @@ class PopService:
     async def _pop(self, connection: Connection, command: Command) -> Command | None:
         asked = self._asked(connection, command)
         while True:
+            await self._await_services()
             asked.pop_ms = self._parts.now_ms()
             found = self._take(asked)
             if found.taken:
@@ -237,6 +262,13 @@ class PopService:
                 return command.answer(code, fields, remark=GetStatus.NO_MESSAGE_IN_QUEUE.name)
             if not connection.is_open:
                 return None
+
+    async def _await_services(self) -> None:
+        """Until special services run, this replica does not know what another one gave out. Raises
+        Refusal."""
+        if not self._parts.role.runs_special_services:
+            raise Refusal(Answer.SYSTEM_ERROR, PutStatus.SERVICE_NOT_AVAILABLE.name)
+        await self._await_running()
 
     async def _wait(self, asked: _Asked) -> Answer | None:
         """Waits until there may be messages; returns the answer's code when there are none."""
@@ -347,6 +379,9 @@ class PopService:
         if asked.is_ordered:
             return
         role, group = self._parts.role, asked.group.group_name
+        home = await self._home()
+        if home is not None:
+            asked.revive_queue = home
         drafts = []
         for taken in found.taken:
             point = CheckPoint(
@@ -354,22 +389,40 @@ class PopService:
                 queue=taken.queue, topic=taken.topic, group=group, count=len(taken.offsets),
                 differences=[offset - taken.start for offset in taken.offsets], broker=role.name,
             )  # fmt: skip
-            drafts.append(self.pops.checkpoint(point, asked.revive_queue, asked.pop_ms))
-        await self._put(drafts)
+            draft = self._checkpoint(point, asked.revive_queue)
+            if home is not None:
+                last = taken.offsets[-1]
+                keyed(draft, position_key(role.name, taken.topic, group, taken.queue, last))
+            drafts.append(draft)
+        await self._put(drafts, home)
         for taken in found.taken:
             if not self._parts.offsets.has_reset(group, taken.topic, taken.queue):
                 self._parts.offsets.commit(group, taken.topic, taken.queue, taken.next)
 
-    async def _put(self, drafts: list[Draft]) -> None:
-        """Stores records of pop, here or where this broker's records escape to. Raises Refusal."""
-        parts = self._parts
-        if parts.role.is_master:
-            placed = await parts.put(drafts)
-        else:
-            placed = [await parts.escape.put_to_specific_queue(draft) for draft in drafts]
-        for one in placed:
-            if one.status not in STORED:
-                raise Refusal(Answer.SYSTEM_ERROR, one.status.name)
+    def _checkpoint(self, point: CheckPoint, revive_queue: int) -> Draft:
+        return self.pops.checkpoint(point, self._record_queue(revive_queue), point.pop_ms)
+
+    def _record_queue(self, revive_queue: int) -> int:
+        """Returns the queue of the revive topic that a record names."""
+        return revive_queue % self._parts.settings.revive_queues
+
+    async def _home(self) -> int | None:
+        """Returns the number of the broker that stores records of pops now, None: this one. Raises
+        Refusal."""
+        if self._parts.role.is_master:
+            return None
+        home = await self._parts.escape.home(TIMER_TOPIC)
+        if home is None:
+            raise Refusal(Answer.SYSTEM_ERROR, PutStatus.PUT_TO_REMOTE_BROKER_FAIL.name)
+        return home
+
+    async def _put(self, drafts: list[Draft], home: int | None) -> None:
+        """Stores records of pop, here or at the broker of a number. Raises Refusal."""
+        if home is None:
+            _check_stored(await self._parts.put(drafts))
+            return
+        for draft in drafts:
+            _check_stored([await self._parts.escape.put_at(draft, home)])
 
     def _answer(self, asked: _Asked, found: _Found, command: Command) -> Command:
         counts = []
@@ -525,27 +578,52 @@ class PopService:
 
     async def _store_ack(
         self, ack: Ack, revive_queue: int, revive_ms: int, successor: CheckPoint | None = None
-    ) -> None:
+    ) -> int:
         """Stores an acknowledgement; with `successor` the checkpoint that comes in the place of the
-        message's, both at once. Nothing is stored of a message that was acknowledged. Raises
-        Refusal."""
+        message's, both at once. Nothing is stored of a message that was acknowledged. Returns the
+        number of the successor's revive queue. Raises Refusal."""
+        await self._await_services()
         now_ms = self._parts.now_ms() if successor is None else successor.pop_ms
         try:
-            draft = self.pops.ack(ack, revive_queue, revive_ms, now_ms)
+            draft = self.pops.ack(ack, self._record_queue(revive_queue), revive_ms, now_ms)
         except TooLate:
             raise Refusal(
                 Answer.NO_MESSAGE, "the message is visible again: its invisible time is over"
             ) from None
         if draft is None:
-            return
+            return revive_queue
         self.pops.hold(ack)
         try:
+            home = revive_queue if revive_queue >= HOME_MIN else None
+            if home is None and not self._parts.role.is_master:
+                return await self._let_escape(ack, revive_queue, revive_ms, successor)
             drafts = [draft]
             if successor is not None:
-                drafts.insert(0, self.pops.checkpoint(successor, revive_queue, now_ms))
-            await self._put(drafts)
+                drafts.insert(0, self._checkpoint(successor, revive_queue))
+            await self._put(drafts, home)
+            return revive_queue
         finally:
             self.pops.release(ack)
+
+    async def _let_escape(
+        self, ack: Ack, revive_queue: int, revive_ms: int, successor: CheckPoint | None
+    ) -> int:
+        """Stores an acknowledgement of a checkpoint that is in the log of this acting slave. Other
+        replicas learn by their keys that the messages are done. As `_store_ack`."""
+        pops = self.pops
+        keys = pops.keys_of(ack)
+        if not keys:
+            raise Refusal(Answer.SYSTEM_ERROR, "the checkpoint is not in the log of this replica")
+        if successor is not None:
+            home = await self._home()
+            revive_queue = revive_queue if home is None else home
+            await self._put([self._checkpoint(successor, revive_queue)], home)
+        for key, each in keys:
+            queue = self._record_queue(revive_queue)
+            draft = pops.ack_record(each, queue, revive_ms, self._parts.now_ms())
+            _check_stored([await self._parts.escape.put(keyed(draft, key))])
+            pops.on_key(key)
+        return revive_queue
 
     def _ack_ordered(self, topic: str, group: str, queue: int, offset: int, pop_ms: int) -> None:
         """Raises Refusal."""
@@ -611,9 +689,17 @@ class PopService:
             pop_ms=receipt.pop_ms, offset=offset, broker=receipt.broker,
         )  # fmt: skip
         revive_ms = receipt.pop_ms + receipt.invisible_ms
-        await self._store_ack(ack, receipt.revive_queue, revive_ms, point)
-        fields |= {"popTime": str(now_ms), "invisibleTime": str(invisible_ms)}
+        revive_queue = await self._store_ack(ack, receipt.revive_queue, revive_ms, point)
+        fields = {"reviveQid": str(revive_queue), "popTime": str(now_ms),
+                  "invisibleTime": str(invisible_ms)}  # fmt: skip
         return command.answer(fields=fields)
+
+
+def _check_stored(placed: Iterable[Placed]) -> None:
+    """Raises Refusal for a record that is not stored."""
+    for one in placed:
+        if one.status not in STORED:
+            raise Refusal(Answer.SYSTEM_ERROR, one.status.name)
 
 
 def _wrong_queue(code: Answer, queue: int, topic: TopicConfig, connection: Connection) -> Refusal:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from convoymq.model.errors import StorageFault, SyntaxFault, Unavailable
-from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key
+from convoymq.rocketmq.acting.escape import KEY_PROPERTY, POSITION_MARK, Key, positions_of
 from convoymq.rocketmq.acting.metadata import DelayOffsets
 from convoymq.rocketmq.broker.names import (
     HALF_TOPIC,
@@ -46,6 +46,7 @@ from convoymq.rocketmq.special.names import (
     TIMER_ENQUEUED_MS,
     UNIQUE_KEY,
     changed,
+    keyed,
     whole,
 )
 from convoymq.rocketmq.special.outbox import Batch
@@ -82,11 +83,6 @@ _OURS = (KEY_PROPERTY, TIMER_ENQUEUED_MS, TIMER_DEQUEUED_MS, FIRST_POP_TIME)
 _SYSTEM = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC))
 
 
-def _keyed(draft: Draft, key: Key) -> Draft:
-    draft.properties += f"{KEY_PROPERTY}\x01{key}\x02".encode()
-    return draft
-
-
 class SpecialServices:
     """See the module text.
 
@@ -114,7 +110,7 @@ class SpecialServices:
         self.state.open(self._saved)
         self._take_positions()
         Recalls(parts, settings)
-        self.pop = PopService(parts, settings, self.state.pops)
+        self.pop = PopService(parts, settings, self.state.pops, self._await_running)
         parts.store.on_run.append(self._on_run)
         parts.store.on_truncated.append(self._on_truncated)
         half_refusal = f"the broker[{parts.role.address}] sending transaction message is forbidden"
@@ -241,6 +237,7 @@ class SpecialServices:
         # They may have come from another replica.
         self.state.transactions.restore(*self._transaction_offsets())
         self.state.start(is_acting=self._parts.role.is_acting)
+        self._take_positions()
         log.info("rocketmq.special_services", running=True, acting=self._parts.role.is_acting)
 
     async def stop(self) -> None:
@@ -320,8 +317,7 @@ class SpecialServices:
             draft = await self._draft(part, key)
             if draft is None:
                 return True
-            escape = self._parts.escape
-            put = escape.put_to_specific_queue if isinstance(part, Pops) else escape.put
+            put = self._parts.escape.put
             placed = await put(draft)
             if placed.status is PutStatus.PROPERTIES_SIZE_EXCEEDED:
                 # Rather twice after a crash than never.
@@ -348,7 +344,7 @@ class SpecialServices:
         """Returns the message to put for a key, if any. Raises Unavailable."""
         if not isinstance(part, Pops):
             found = part.draft(key, self._parts.now_ms())
-            return None if found is None else _keyed(found, key)
+            return None if found is None else keyed(found, key)
         wanted = part.wanted(key)
         if wanted is None:
             return None
@@ -363,7 +359,7 @@ class SpecialServices:
             return None
         draft = part.draft(point, message)
         self._parts.topics.create_for_retry(draft.topic, 1)
-        return _keyed(draft, key)
+        return keyed(draft, key)
 
     # --- transactions ----------------------------------------------------------------------------
 
@@ -429,7 +425,9 @@ class SpecialServices:
 
     async def _await_running(self) -> None:
         """Waits for special services: until they run, nobody here knows which half messages have
-        left, and were ended elsewhere. Raises Refusal: the producer is asked later."""
+        left, and which messages were given out elsewhere. Raises Refusal: clients try again."""
+        if self.state.is_running:
+            return
         try:
             async with asyncio.timeout(END_WAIT_S):
                 while not self.state.is_running:
@@ -476,4 +474,8 @@ class SpecialServices:
 
     def pass_over(self, keys: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Passes over records that have left: `topic:queue` -> ranges of offsets."""
-        self.state.on_left(self._parts.role.name, keys)
+        for topic, group, queue, offset in positions_of(keys):
+            end = self._parts.store.queue_max(topic, queue)
+            self._parts.offsets.learn_given(group, topic, queue, offset, end)
+        left = {source: ranges for source, ranges in keys.items() if POSITION_MARK not in source}
+        self.state.on_left(self._parts.role.name, left)

@@ -3,26 +3,43 @@ what their referee knows.
 
 | rule | looked at |
 |---|---|
-| a message does not come again once it is acknowledged, if no pop failed | at every pop |
-| every acknowledged message is popped until a consumer has acknowledged it | at the end |
+| a message does not come again once it is acknowledged | at every pop |
+| every acknowledged message is popped until an acknowledgement of it is stored | at the end |
 | a consumer that is ahead of an acting slave is not answered at once | at every pull of it |
 
 Unacknowledged messages come back at the broker that has the records of the pop: the group's, or
 one to which they escaped. So consumers pop from all.
+
+The record of a failed pop may be stored: its messages are popped again, and come back besides. A
+message that came back names that record (`ESCAPE_KEY`): only what no consumer was given is excused,
+and what an acting slave gives out again whose log lacks the record of the first pop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
+from convoymq.rocketmq.acting.escape import HOME_MIN, KEY_PROPERTY, key_of
 from convoymq.rocketmq.acting.roles import State
+from convoymq.rocketmq.broker.names import TIMER_TOPIC
 from convoymq.rocketmq.client.client import records
+from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
-from convoymq.rocketmq.special.names import POP_CHECKPOINT
-from convoymq.rocketmq.special.pop_records import NORMAL, Receipt, real_topic
-from convoymq.rocketmq.store.types import Message
+from convoymq.rocketmq.special.names import POP_CHECKPOINT, TAGS, is_pop_record
+from convoymq.rocketmq.special.pop_records import (
+    ACK_TAG,
+    CHECKPOINT_TAG,
+    NORMAL,
+    Ack,
+    CheckPoint,
+    PopKey,
+    Receipt,
+    real_topic,
+)
+from convoymq.rocketmq.store.types import GetStatus, Message
 from convoymq.sim.broker_group.acting_node import POP_GROUP as GROUP
 from convoymq.sim.broker_group.acting_node import POP_TOPIC as TOPIC
 from convoymq.sim.broker_group.acting_node import ActingNode
@@ -36,6 +53,18 @@ AHEAD_MS, HELD_MS = 600, 200
 AT_ONCE = (Answer.PULL_NOT_FOUND, Answer.PULL_RETRY_IMMEDIATELY, Answer.PULL_OFFSET_MOVED)
 
 
+class Given(NamedTuple):
+    """A message that a pop gave out, by its queue offset."""
+
+    pop: PopKey
+    offset: int
+
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        """Returns where the message is."""
+        return self.pop.broker, self.pop.topic, self.pop.queue, self.offset
+
+
 class PopBook:
     """See the module text."""
 
@@ -44,24 +73,60 @@ class PopBook:
         """Acknowledged to their producers."""
         self.done: set[int] = set()
         """Acknowledged by consumers."""
-        self.maybe: set[int] = set()
-        """Likewise, if the acknowledgement arrived: it had no answer."""
         self.popped = self.again = 0
-        self.is_uncertain = False
-        """A record of a pop may be stored that its consumer was told has failed: its messages come
-        back, also those that were popped again and acknowledged since."""
+        self._unsure: dict[int, list[Given]] = {}
+        """Acknowledgements without an answer."""
+        self._pops: set[PopKey] = set()
+        """Pops that a consumer got messages of."""
+        self._done_places: set[tuple[str, str, int, int]] = set()
+        self._done: set[Given] = set()
+        self._split: set[int] = set()
+        """Messages that came back of a pop that no consumer got, or were given out twice."""
+        self._by_place: dict[tuple[str, str, int, int], set[PopKey]] = {}
+        """Pops of messages whose checkpoints are in their broker's log."""
 
-    def on_popped(self, number: int, name: str) -> None:
-        """A consumer got a message."""
+    def on_popped(
+        self, number: int, node: ActingNode, given: Given, origin: Given | None, *, is_own: bool
+    ) -> None:
+        """A consumer got a message.
+
+        Args:
+            origin: it came back of this earlier pop.
+            is_own: the checkpoint is in the broker's log.
+        """
         self.popped += 1
-        if number in self.done and self.is_uncertain:
-            self.again += 1
-        elif number in self.done:
-            raise InvariantBroken(f"{name}: {number} was popped, and acknowledged before")
+        self._pops.add(given.pop)
+        former = self._by_place.setdefault(given.place, set())
+        lacks_pop = bool(former) and not former <= set(_stored_pops(node))
+        if is_own:
+            former.add(given.pop)
+        if lacks_pop or (origin is not None and origin.pop not in self._pops):
+            self._split.add(number)
+        if number not in self.done or lacks_pop:
+            return
+        self.again += 1
+        is_excused = number in self._split
+        if given.place in self._done_places or origin in self._done or not is_excused:
+            raise InvariantBroken(
+                f"{node.name}: {number} was popped, and acknowledged before: {given}, of {origin}"
+            )
 
-    def lacking(self) -> list[int]:
-        """Returns the messages that no consumer has acknowledged."""
-        return sorted(self.sent - self.done - self.maybe)
+    def on_acknowledged(self, number: int, given: Given, code: int | None) -> None:
+        """A consumer's acknowledgement was answered. `code`: None without an answer."""
+        if code is None:
+            self._unsure.setdefault(number, []).append(given)
+        elif code == Answer.SUCCESS:
+            self.done.add(number)
+            self._done.add(given)
+            self._done_places.add(given.place)
+
+    def lacking(self, brokers: Iterable[ActingNode]) -> list[int]:
+        """Returns the messages of which no acknowledgement is stored."""
+        lacking = self.sent - self.done
+        if not lacking or lacking - self._unsure.keys():
+            return sorted(lacking - self._unsure.keys())
+        stored = {given for broker in brokers for given in _stored_acks(broker)}
+        return sorted(number for number in lacking if stored.isdisjoint(self._unsure[number]))
 
 
 class PopClients:
@@ -103,7 +168,6 @@ class PopClients:
                 "bornTime": str(node.wall_ms()), "order": "false",
             }  # fmt: skip
             answer = await self._node.ask(node, Request.POP_MESSAGE, fields)
-            self._book.is_uncertain |= answer is not None and answer.code == Answer.SYSTEM_ERROR
             if answer is not None and answer.code == Answer.SUCCESS:
                 for message in records(answer.body):
                     await self._take(node, answer, message)
@@ -113,7 +177,12 @@ class PopClients:
         number = int.from_bytes(message.body[:8], "big")
         receipt = _receipt(node, answer, message)
         world.trace.add(self._node.name, f"popped {number} at {node.name}: {receipt}")
-        self._book.on_popped(number, node.name)
+        topic = real_topic(TOPIC, GROUP, receipt.retry)
+        pop = PopKey(topic, GROUP, receipt.queue, receipt.start, receipt.pop_ms, receipt.broker)
+        assert receipt.offset is not None
+        given = Given(pop, receipt.offset)
+        is_own = receipt.revive_queue < HOME_MIN
+        self._book.on_popped(number, node, given, self._origin(message), is_own=is_own)
         if not world.quiet and draw.chance(0.3):
             return
         await asyncio.sleep(draw.skewed(1_000, 800_000) / 1e6)
@@ -121,15 +190,26 @@ class PopClients:
         if at is None:
             return
         fields = {
-            "consumerGroup": GROUP, "topic": real_topic(TOPIC, GROUP, receipt.retry),
-            "queueId": str(receipt.queue), "extraInfo": str(receipt), "offset": str(receipt.offset),
+            "consumerGroup": GROUP, "topic": topic, "queueId": str(receipt.queue),
+            "extraInfo": str(receipt), "offset": str(receipt.offset),
         }  # fmt: skip
         done = await self._node.ask(at, Request.ACK_MESSAGE, fields)
         world.trace.add(self._node.name, f"ack of {number} at {at.name}: {done and done.code}")
-        if done is None:
-            self._book.maybe.add(number)
-        elif done.code == Answer.SUCCESS:
-            self._book.done.add(number)
+        self._book.on_acknowledged(number, given, None if done is None else done.code)
+
+    def _origin(self, message: Message) -> Given | None:
+        """Returns of which pop a message came back."""
+        key = key_of(message.properties.get(KEY_PROPERTY, ""))
+        if key is None:
+            return None
+        for node in self._world.brokers:
+            if node.is_ready and node.broker_name == key.broker:
+                record = node.store.message_at(key.offset >> 6)
+                if record is not None:
+                    checkpoint = json.loads(record.body, CheckPoint)
+                    offset = checkpoint.offsets[key.offset & 63]
+                    return Given(checkpoint.key(key.broker), offset)
+        raise InvariantBroken(f"{message.properties} came back of a record that nobody has")
 
     async def ahead(self) -> None:
         """Pulls behind the end of what an acting slave has."""
@@ -154,6 +234,33 @@ class PopClients:
                 raise InvariantBroken(
                     f"{node.name}: a consumer ahead was answered {answer.code} after {took_us} us"
                 )
+
+
+def _stored_acks(node: ActingNode) -> Iterator[Given]:
+    """Yields the acknowledgements in a broker's log."""
+    for message in _pop_records(node):
+        if message.properties[TAGS] == ACK_TAG:
+            ack = json.loads(message.body, Ack)
+            yield Given(ack.key(node.broker_name), ack.offset)
+
+
+def _stored_pops(node: ActingNode) -> Iterator[PopKey]:
+    """Yields the pops in a broker's log."""
+    for message in _pop_records(node):
+        if message.properties[TAGS] == CHECKPOINT_TAG:
+            yield json.loads(message.body, CheckPoint).key(node.broker_name)
+
+
+def _pop_records(node: ActingNode) -> Iterator[Message]:
+    at = node.store.queue_min(TIMER_TOPIC, 0)
+    while True:
+        got = node.store.get(TIMER_TOPIC, 0, at, 32)
+        if got.status is not GetStatus.FOUND:
+            return
+        for message in map(Message, got.records):
+            at = message.queue_offset + 1
+            if is_pop_record(message):
+                yield message
 
 
 def _receipt(node: ActingNode, answer: Command, message: Message) -> Receipt:

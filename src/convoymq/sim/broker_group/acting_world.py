@@ -333,7 +333,7 @@ class ActingWorld(BrokerGroupWorld):
         served = [master, *self.targets.values()]
         lacking = self.acting.lacking(served, self.acting.sent)
         if not lacking:
-            return [f"{number} is to be popped" for number in self.pops.lacking()[:5]]
+            return [f"{number} is to be popped" for number in self.pops.lacking(served)[:5]]
         return [f"{number} is to be delivered" for number in lacking[:5]]
 
     def _final_checks(self) -> None:

@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 
 from convoymq.rocketmq.acting import escape
 from convoymq.rocketmq.acting.escape import (
+    HOME_MIN,
     Key,
     KeyTable,
     Outcome,
     Target,
     Targets,
+    home_number,
     key_of,
-    specific_queue,
+    position_key,
+    positions_of,
 )
 
 KEY = Key("b", "SCHEDULE_TOPIC_XXXX", 3, 17)
@@ -93,8 +96,23 @@ def test_an_attempt_with_an_unknown_end_stays_with_its_target() -> None:
     assert targets.choose(KEY, other) is not None
 
 
-def test_pops_records_of_a_slave_go_to_one_queue() -> None:
-    writable = [("x", 2), ("y", 3)]
-    target = specific_queue("rmq_sys_REVIVE_LOG_c", "127.0.0.1:10911", writable)
-    assert target == specific_queue("rmq_sys_REVIVE_LOG_c", "127.0.0.1:10911", writable)
-    assert isinstance(target, Target)
+def test_a_position_stands_for_all_offsets_up_to_it_and_is_never_a_repeat() -> None:
+    table = KeyTable()
+    for queue, last in ((0, 2), (0, 34), (0, 9), (1, 0)):
+        key = position_key("b", "%RETRY%g_t", "g", queue, last)
+        assert key == key_of(str(key))
+        table.add(key)
+        assert not table.has(key)
+    table.add(KEY)
+    found = table.of("b")
+    assert found["%RETRY%g_t@g:0"] == [(34, 35)]
+    assert sorted(positions_of(found)) == [("%RETRY%g_t", "g", 0, 35), ("%RETRY%g_t", "g", 1, 1)]
+    targets = Targets("own")
+    targets.attempt(key, Target("x", 0))
+    assert not targets.is_bound(key)
+
+
+def test_brokers_have_numbers_that_java_reads_and_no_queue_has() -> None:
+    numbers = {home_number(name) for name in ("broker-Aa", "broker-BB", "a", "")}
+    assert len(numbers) == 4
+    assert all(HOME_MIN <= number < 1 << 31 for number in numbers)
