@@ -513,6 +513,38 @@ async def test_a_slave_copies_and_a_master_takes_over(groups: Groups) -> None:
     assert "joined-meanwhile" in back.groups.table
 
 
+@pytest.mark.provokes("rocketmq.tables_sent")
+async def test_a_slave_that_was_away_when_its_master_came_back_brings_what_was_made(
+    groups: Groups,
+) -> None:
+    """The slave acted, and was killed. What the master deleted since does not come back."""
+    master = await groups.online("n", 0)
+    for topic in ("kept", "deleted"):
+        master.topics.create(TopicConfig(topic, 1, 1, 6))
+    slave = await groups.online("n", 1)
+    await until(lambda: slave.topics.get("deleted") is not None)
+    await groups.stop_broker(master)
+    await until(lambda: slave.group.state is State.ACTING)
+    slave.topics.create(TopicConfig("made", 2, 2, 6))
+    slave.groups.find("joined")
+    await asyncio.sleep(0)
+    await groups.stop_broker(slave)
+    back = await groups.online("n", 0)
+    assert back.topics.get("made") is None
+    back.topics.delete("deleted", back.store.max_offset)
+    slave = await groups.online("n", 1)
+    await until(lambda: slave.topics.get("deleted") is None)
+    for replica in (back, slave):
+        assert replica.topics.get("deleted") is None
+        made = replica.topics.get("made")
+        assert made is not None
+        assert made.write_queue_nums == 2
+        assert "joined" in replica.groups.table
+    client = groups.client(slave)
+    refused = await client.ask(Request.TAKE_TABLES, {"topics": {}, "groups": {}})
+    assert refused.code == Answer.SERVICE_NOT_AVAILABLE
+
+
 async def delete(broker: Broker, client: Client) -> None:
     """Deletes topic `t`, group `g` and user `u`."""
     broker.users.delete("u")

@@ -14,7 +14,7 @@ are forgotten, or a master's later ones are overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TypeVar
 
 from convoymq.rocketmq.remoting.values import DataVersion
@@ -48,6 +48,14 @@ def joined(
     left = {n: entry for n, entry in own.items() if not is_outdated(n, own_deleted, deleted)}
     more = {n: entry for n, entry in other.items() if not is_outdated(n, deleted, own_deleted)}
     return {**left, **more} if is_newer(version, own_version) else {**more, **left}
+
+
+def lacks(
+    own: Iterable[str], own_deleted: Mapping[str, int], other: Container[str],
+    deleted: Mapping[str, int],
+) -> set[str]:  # fmt: skip
+    """Returns the entries of the own table that another one, which has not deleted them, lacks."""
+    return {n for n in own if n not in other and not is_outdated(n, own_deleted, deleted)}
 
 
 def is_outdated(name: str, seen: Mapping[str, int], deleted: Mapping[str, int]) -> bool:

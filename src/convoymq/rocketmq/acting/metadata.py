@@ -13,6 +13,9 @@ A table tells what was deleted. A topic goes with its queues and offsets, a grou
 a replica that has not seen the deletion brings nothing back. A slave that acts before it has copied
 a new topic knows it by its messages.
 
+A slave may have acted, and its master got online without it: it sends topics and groups that the
+master lacks and nobody deleted (`TAKE_TABLES`), before it copies.
+
 A slave asks each second what has changed (`GET_METADATA_VERSIONS`), and copies that. RocketMQ's
 master does not answer it, and is asked for everything each `COPY_S`; its own slaves do so once a
 minute, and may act without a topic that is a minute old. RocketMQ's master takes neither topics nor
@@ -27,12 +30,12 @@ import msgspec
 import structlog
 
 from convoymq.model.errors import BrokerError, PeerError, Refused, Unavailable
-from convoymq.rocketmq.acting.merging import after, is_outdated, joined
+from convoymq.rocketmq.acting.merging import after, is_outdated, joined, lacks
 from convoymq.rocketmq.broker.users import UserTable
 from convoymq.rocketmq.broker.values import GroupTable, OffsetTable, learn_deletions
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
-from convoymq.rocketmq.remoting.command import Command, request
+from convoymq.rocketmq.remoting.command import Command, Refusal, request
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import DataVersion, TopicTable
 from convoymq.rocketmq.store.store import is_queue
@@ -47,6 +50,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 TIMEOUT_S = 3.0
 CHECK_POINT_BYTES = 56
+LOGGED_MAX = 10
 
 
 class DelayOffsets(msgspec.Struct, rename="camel"):
@@ -65,6 +69,13 @@ class Versions(msgspec.Struct, rename="camel", frozen=True):
     users: DataVersion = DataVersion()
 
 
+class Tables(msgspec.Struct, rename="camel", frozen=True):
+    """Topics and groups of a replica."""
+
+    topics: TopicTable
+    groups: GroupTable
+
+
 class Metadata:
     """See the module text."""
 
@@ -76,6 +87,7 @@ class Metadata:
         """Topics that only the log has: their queues."""
         parts.store.on_run.append(self._on_run)
         parts.register(Request.GET_METADATA_VERSIONS, self._versions)
+        parts.register(Request.TAKE_TABLES, self._take_tables)
 
     def _versions(self, _connection: Connection, command: Command) -> Command:
         parts = self._parts
@@ -83,9 +95,11 @@ class Metadata:
                             parts.users.version)  # fmt: skip
         return command.answer(body=json.dumps(versions))
 
-    async def _ask(self, address: str, code: int) -> bytes:
+    async def _ask(self, address: str, code: int, body: bytes = b"") -> bytes:
         connection = await self._parts.remoting.connected(address, TIMEOUT_S)
-        answer = await connection.request(request(code), TIMEOUT_S)
+        answer = await connection.request(request(code, body=body), TIMEOUT_S)
+        if answer.code == Answer.SERVICE_NOT_AVAILABLE:
+            raise Unavailable(f"{address}: {answer.remark}")
         if answer.code != Answer.SUCCESS:
             raise Refused(f"{address} answers {code} with {answer.code}: {answer.remark}")
         return bytes(answer.body)
@@ -113,7 +127,7 @@ class Metadata:
         parts = self._parts
         known, self._unknown = self._unknown, {}
         try:
-            topics = await self._read(master, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
+            topics, groups = await self._tables(master)
         except BrokerError:
             self._unknown = known | self._unknown
             raise
@@ -123,13 +137,46 @@ class Metadata:
             # A slave that copies the log from its begin gets messages of before, too.
             for topic in parts.topics.deleted.keys() & set(parts.store.topics()):
                 parts.store.delete_topic(topic, parts.topics.deleted[topic])
-        groups = await self._read(master, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GroupTable)
         if groups.data_version != parts.groups.version:
             parts.groups.replace(groups)
         parts.offsets.replace(
             await self._read(master, Request.GET_ALL_CONSUMER_OFFSET, OffsetTable)
         )
         await self.copy_progress(master)
+
+    async def _tables(self, master: str) -> tuple[TopicTable, GroupTable]:
+        """Returns a master's topics and groups, which have those that only this slave had."""
+        topics, groups = await self._read_tables(master)
+        own = Tables(self._parts.topics.content(), self._parts.groups.content())
+        lacking = lacks(
+            own.topics.topic_config_table, own.topics.deleted,
+            topics.topic_config_table, topics.deleted,
+        ) - self._parts.topics.system | lacks(
+            own.groups.subscription_group_table, own.groups.deleted,
+            groups.subscription_group_table, groups.deleted,
+        )  # fmt: skip
+        if not lacking:
+            return topics, groups
+        try:
+            await self._ask(master, Request.TAKE_TABLES, json.dumps(own))
+        except Refused:
+            # One of RocketMQ's.
+            return topics, groups
+        log.info("rocketmq.tables_sent", master=master, lacking=sorted(lacking)[:LOGGED_MAX])
+        return await self._read_tables(master)
+
+    async def _read_tables(self, master: str) -> tuple[TopicTable, GroupTable]:
+        topics = await self._read(master, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
+        groups = await self._read(master, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GroupTable)
+        return topics, groups
+
+    def _take_tables(self, _connection: Connection, command: Command) -> Command:
+        if not self._parts.role.is_master:
+            raise Refusal(Answer.SERVICE_NOT_AVAILABLE, "this replica is no master")
+        found = json.loads(command.body, Tables)
+        self._take_topics(found.topics)
+        self._take_groups(found.groups)
+        return command.answer()
 
     def _on_run(self, run: Run) -> None:
         if run.topic not in self._parts.topics.table and is_queue(run):

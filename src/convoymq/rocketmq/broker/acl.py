@@ -34,7 +34,7 @@ ADMIN_CODES = frozenset((
     Request.AUTH_GET_USER, Request.AUTH_LIST_USER, Request.AUTH_CREATE_ACL,
     Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_ACL, Request.AUTH_GET_ACL,
     Request.AUTH_LIST_ACL, Request.GET_USERS, Request.COMPARE_LOGS, Request.FETCH_LOG,
-    Request.HAND_OVER_SERVICES,
+    Request.HAND_OVER_SERVICES, Request.TAKE_TABLES,
 ))  # fmt: skip
 _TOPIC_FIELDS: dict[int, tuple[str, str]] = {
     Request.SEND_MESSAGE: ("topic", PUB), Request.SEND_MESSAGE_V2: ("b", PUB),

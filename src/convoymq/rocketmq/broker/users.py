@@ -99,6 +99,7 @@ RULES: dict[int, Needed] = {
                      Request.DELETE_EXPIRED_COMMITLOG, Request.SET_MESSAGE_REQUEST_MODE,
                      Request.NOTIFY_MIN_BROKER_ID_CHANGE, Request.EXCHANGE_BROKER_HA_INFO,
                      Request.COMPARE_LOGS, Request.FETCH_LOG, Request.HAND_OVER_SERVICES,
+                     Request.TAKE_TABLES,
                      Request.AUTH_CREATE_USER, Request.AUTH_UPDATE_USER, Request.AUTH_DELETE_USER,
                      Request.AUTH_CREATE_ACL, Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_ACL),
                     (_UPDATE, ((CLUSTER, ""),))),
