@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,14 @@ SAYS = frozenset(
 )
 
 
+@pytest.fixture(scope="module")
+def trees() -> Iterator[dict[Path, ast.Module]]:
+    """The sources, parsed once. The garbage collector would look at them again and again."""
+    gc.disable()
+    yield {path: ast.parse(path.read_text()) for path in SOURCES}
+    gc.enable()
+
+
 def spoken(tree: ast.AST) -> set[str]:
     """Event names in calls that log, and in notes that cores hand out."""
     found = set()
@@ -71,15 +81,15 @@ def test_configuration_page_is_the_generated_one() -> None:
     assert (DOCS / "configuration.md").read_text() == configuration.reference()
 
 
-def test_a_key_in_brackets_exists() -> None:
+def test_a_key_in_brackets_exists(trees: dict[Path, ast.Module]) -> None:
     """Docstrings of settings name the configuration keys that set them."""
     page = (DOCS / "configuration.md").read_text()
     keys = set(re.findall(r"^### `([^`]+)`", page, re.M))
     keys.update(name for also in re.findall(r"Also: (.+)", page) for name in also.split("`")[1::2])
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno} [{name}]"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
@@ -116,8 +126,8 @@ def test_a_claim_that_is_not_kept_fails() -> None:
         check(seen, set(), {"convoy_groups_followed"})
 
 
-def test_events_are_in_operations_and_provoked() -> None:
-    said = set().union(*(spoken(ast.parse(path.read_text())) for path in SOURCES))
+def test_events_are_in_operations_and_provoked(trees: dict[Path, ast.Module]) -> None:
+    said = set().union(*map(spoken, trees.values()))
     assert len(said) > 30, "the search for events has stopped working"
     documented = documented_events().keys()
     missing = sorted(said - documented)

@@ -26,6 +26,7 @@ class Part:
 
 @pytest.fixture
 def heap() -> Iterator[FrozenHeap]:
+    was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     before = gc.get_threshold()
     made = FrozenHeap()
@@ -33,6 +34,9 @@ def heap() -> Iterator[FrozenHeap]:
     yield made
     gc.set_threshold(*before)
     gc.unfreeze()
+    if was_frozen:
+        gc.collect()
+        gc.freeze()
 
 
 def test_what_the_start_has_made_is_frozen(heap: FrozenHeap) -> None:
