@@ -65,8 +65,9 @@ types: setup ## mypy --strict
 sim: setup ## Run the simulator: make sim SEEDS=20000 LOAD=cluster
 	$(BIN)/python -m convoymq.sim --load $(LOAD) --seeds $(SEEDS)
 
-properties: setup ## Try the properties of unit tests with other random examples than `make test`
+properties: setup ## Try the properties of unit tests with other random examples than `make test`, and more seeds
 	$(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=random tests/unit
+	CONVOY_TEST_SEEDS=4 $(BIN)/python -m pytest -q tests/unit/storage tests/unit/replication/ring
 
 bench: setup ## Compare quorum, classic and mirrored queues with RabbitMQ's, in one run; compiled as releases are
 	@$(BIN)/python tools/build.py --all

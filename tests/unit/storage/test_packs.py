@@ -24,6 +24,7 @@ from convoymq.model.errors import EntryGone, StorageFault
 from convoymq.storage import packs
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.store import RECLAIM_EVERY_TICKS
+from tests.seeds import seeds
 from tests.unit.storage.disk import SMALL, Node, emptied, run_until_power_loss
 
 TINY = RaftConfig(
@@ -99,7 +100,7 @@ def test_a_log_in_packs_holds_what_the_model_holds(seed: int) -> None:
     node.check()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_nothing_in_packs_is_lost_when_the_power_goes(seed: int) -> None:
     node = Many(seed)
     for _ in range(5):
@@ -499,7 +500,7 @@ def _newer(rows: bytes) -> bytes:
     return bytes(head)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_flipped_bits_in_packs_are_found_or_harmless(seed: int) -> None:
     node = Many(seed)
     for _ in range(500):

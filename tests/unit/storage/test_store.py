@@ -6,6 +6,7 @@ import pytest
 
 from convoymq.model.config import RaftConfig
 from convoymq.storage.store import RECLAIM_EVERY_TICKS
+from tests.seeds import seeds
 from tests.unit.storage.disk import Node, run_until_power_loss
 
 
@@ -20,7 +21,7 @@ def test_storage_holds_what_the_model_holds(seed: int) -> None:
     node.check()
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_nothing_confirmed_is_lost_when_the_power_goes(seed: int) -> None:
     node = Node(seed)
     for _ in range(6):
@@ -123,7 +124,7 @@ def test_groups_with_nothing_to_give_do_not_hold_up_a_drained_one() -> None:
     node.check()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_what_a_killed_process_wrote_outlives_the_power(seed: int) -> None:
     """The next process finds it in the page cache, and counts on it."""
     node = Node(seed)
