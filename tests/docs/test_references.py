@@ -207,7 +207,8 @@ def test_the_commands_that_can_be_run_in_passing_run(tmp_path: Path) -> None:
     output = run_page(
         "CONTRIBUTING.md",
         tmp_path,
-        replaced={".venv/bin/": ""},
+        # The same commands with a run that is six times shorter.
+        replaced={".venv/bin/": "", "--seed 21": "--seed 4"},
         environment={"PYTHONPATH": paths},
         at=ROOT,
     )
