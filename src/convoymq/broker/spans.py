@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from convoymq.model.config import OtlpConfig
+from convoymq.model.config import ConfigError, OtlpConfig
 from convoymq.model.late_imports import import_late
 
 if TYPE_CHECKING:
@@ -76,10 +76,17 @@ class Spans:
 
     Args:
         node: names this node in spans.
+
+    Raises:
+        ConfigError: a package is missing.
     """
 
     def __init__(self, config: OtlpConfig, node: str, version: str) -> None:
-        import_late("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        try:
+            import_late("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        except ImportError as error:
+            text = f"otlp.endpoint needs {error.name}: pip install 'convoymq[otlp]'"
+            raise ConfigError(text) from None
         self.below = bound_of(config.sampling)
         self.sent = 0
         self.dropped = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from convoymq.edges.http.exposition import Text
 from convoymq.kernels.trace_contexts import find_context
 from convoymq.messages.amqp091 import ContentHeader, Properties
 from convoymq.messages.record import with_properties
-from convoymq.model.config import OtlpConfig
+from convoymq.model.config import ConfigError, OtlpConfig
 from convoymq.model.tables import Field, Table
 from tests.patience import PATIENCE_S, pause_s
 from tests.provocation import Observed
@@ -91,6 +92,14 @@ def test_a_request_has_resource_and_spans() -> None:
     assert made[0].status.code == made[0].status.STATUS_CODE_ERROR
     assert not made[1].status.code
     spans.close()
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    for name in [name for name in sys.modules if name.startswith("opentelemetry.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"otlp\.endpoint needs opentelemetry.*convoymq\[otlp\]"):
+        Spans(OtlpConfig(endpoint="http://127.0.0.1:9/"), "one", "0.4")
 
 
 @pytest.mark.provokes("spans.not_sent")
