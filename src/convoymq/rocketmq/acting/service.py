@@ -295,7 +295,10 @@ class Group:
 
     async def _await_log(self) -> None:
         """Waits until special services have followed the log to its end: what a slave has copied
-        and not stored yet tells what has left. Raises Unavailable: a disk is full, or slow."""
+        and not stored yet tells what has left, and what a master lacks, its slaves have. Raises
+        Unavailable: a disk is full, or slow, or the log was not compared with enough slaves."""
+        if self._parts.role.id == MASTER_ID and not self._parts.replication.begin():
+            raise Unavailable("the log may lack messages that slaves have")
         store, end = self._parts.store, self._parts.replication.whole_end
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
