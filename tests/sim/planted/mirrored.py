@@ -153,6 +153,22 @@ def late_messages_are_refused() -> None:
     MirroredReferee.on_added = planted  # type: ignore[method-assign]
 
 
+@plant("a master whose disk refused its mark never gets mirrors", "full,errors,crash,stop")
+def mark_is_never_tried_again() -> None:
+    from convoymq.queues.mirrored.master import Mark
+
+    host = _host()
+    mark = host._mark
+
+    def planted(self: Any, master: Any, member: Any) -> None:
+        if not getattr(master, "tried", False):
+            master.tried = True
+            mark(self, master, member)
+        assert master.mark is not Mark.WRITTEN
+
+    host._mark = planted
+
+
 def _partitioned() -> Any:
     from convoymq.queues.mirrored.partitions import PartitionedHost
 

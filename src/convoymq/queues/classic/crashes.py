@@ -49,6 +49,10 @@ class Crashes:
         crash = self._crashes.get(group)
         return None if crash is None else crash.reason
 
+    def waits(self, group: int) -> bool:
+        """Returns whether a queue was stopped, and may not be opened anew yet."""
+        return group in self._crashes and group not in self.due()
+
     def due(self) -> list[int]:
         """Returns the groups whose queues may be opened anew."""
         now = self._clock.monotonic_ms()

@@ -141,7 +141,7 @@ class ClassicHost:
             queue = self.queues[record.group] = self.make_remote(record, arguments, settings)
             return queue
 
-        if record.group in self.crashed and record.group not in self.due():
+        if self.crashes.waits(record.group):
             return self.queues[record.group]
 
         def make(_record: QueueRecord) -> None:
@@ -149,9 +149,7 @@ class ClassicHost:
             self.queues[record.group] = made
             if made.durable and not made.machine.next_position:
                 self._note_lost(made)
-            if self.crashes.end(record.group):
-                self._note("queue.restarted", made, messages=made.machine.ready_count)
-                self._on_routes()
+            self._note_open(made)
 
         def fail(_record: QueueRecord, error: Exception) -> None:
             closed = self.make_remote(record, arguments, settings)
@@ -163,6 +161,12 @@ class ClassicHost:
             self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         run_each((record,), make, fail)
         return self.queues[record.group]
+
+    def _note_open(self, queue: LocalQueue) -> None:
+        """A queue that had crashed may be used again."""
+        if self.crashes.end(queue.group):
+            self._note("queue.restarted", queue, messages=queue.machine.ready_count)
+            self._on_routes()
 
     def _note_lost(self, queue: LocalQueue) -> None:
         """Names a queue without files, if this node's disk is newer than the queue."""

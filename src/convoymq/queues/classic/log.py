@@ -417,6 +417,11 @@ class ClassicLog:
             self._add(self._record(TIME_TO_LIVE, position, b"", word))
             said.add(position, ttl_ms)
 
+    @property
+    def lacks_records(self) -> bool:
+        """Returns whether something could not be written; it is tried again with what follows."""
+        return bool(self._gaps)
+
     def flush(self, done: Done, *, durable: bool = True) -> bool:
         """Hands what was added to the writer; False when there was nothing. `done` gets an error
         too when something before could not be written. `durable`: it comes when all that was added

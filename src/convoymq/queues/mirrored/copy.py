@@ -31,7 +31,7 @@ from crc32c import crc32c
 from convoymq.kernels.classic_records import level_of
 from convoymq.model.errors import PeerError
 from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
-from convoymq.queues.classic.log_writer import LogWriter
+from convoymq.queues.classic.log_writer import Done, LogWriter
 from convoymq.queues.classic.new_file import NewFile
 from convoymq.queues.classic.notes import NOTES_MAX
 from convoymq.queues.classic.runs import Place
@@ -329,18 +329,12 @@ def write_member(
     group: int,
     number: int,
     version: int,
-    done: Callable[[], None] = lambda: None,
+    done: Done,
 ) -> None:
-    """Writes which member's copy the files of a queue are; `done`: it is durable."""
+    """Writes which member's copy the files of a queue are, durably; `done` comes after it."""
     file = NewFile(files, str(group), f"{group}/{MEMBER_FILE}", sync=True)
     content = msgspec.msgpack.encode([number, version])
-    writer.write(
-        file,
-        0,
-        [_checksum(file.name, content), content],
-        True,
-        lambda error: done() if error is None else None,
-    )
+    writer.write(file, 0, [_checksum(file.name, content), content], True, done)
     writer.retire(file)
 
 

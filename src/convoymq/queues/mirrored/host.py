@@ -48,7 +48,7 @@ from convoymq.queues.mirrored.copy import (
 from convoymq.queues.mirrored.damage import DamagedCopies
 from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle, Place
 from convoymq.queues.mirrored.log import BroadcastLog
-from convoymq.queues.mirrored.master import MasterQueue
+from convoymq.queues.mirrored.master import Mark, MasterQueue
 from convoymq.queues.mirrored.policy import (
     CopyAge,
 )
@@ -162,8 +162,10 @@ class MirroredHost(DamagedCopies):
         if record.view is None:
             return super().find(record, arguments)
         known = self.get(record.group)
-        if known is not None or self.node_id in record.members:
+        is_opened = self.node_id not in record.members or record.group in self._copies
+        if known is not None or not is_opened:
             return known
+        # A handle that a crash of the master ended is gone.
         handle = self._handle(record, arguments, {})
         if not self._serves(record) and not self._may_get_master(record):
             handle.end(self.home_down(record), published_ok=False)
@@ -243,6 +245,9 @@ class MirroredHost(DamagedCopies):
             # The core takes the view before anything that follows from it.
             self._shell.take_record(record)
         own = view.live_at(self.node_id)
+        if own is None or own.number != view.master:
+            # Another node opens it.
+            self.crashes.forget(group)
         if own is None or own.incarnation != self._parts.incarnation:
             self._leave(record)
             self._found_again(record)
@@ -282,16 +287,9 @@ class MirroredHost(DamagedCopies):
         if master.member is not member:
             master.attach(member)
             if read_member(self._directory, record.group) == own.number:
-                master.is_marked = True
+                master.mark = Mark.WRITTEN
             else:
-                write_member(
-                    self._directory,
-                    self.writer,
-                    record.group,
-                    own.number,
-                    record.view.version,
-                    lambda: self._on_marked(master),
-                )
+                self._mark(master, member)
         master.take_view(record.view)
         self.follow_policy(master)
         if record.group not in self._proposed and not record.view.newcomers:
@@ -301,7 +299,7 @@ class MirroredHost(DamagedCopies):
     def _open_master(self, record: QueueRecord) -> None:
         """The copy of this node, or what a former run left, becomes the queue."""
         group = record.group
-        if group in self._opening:
+        if group in self._opening or self.crashes.waits(group):
             return
         self._opening.add(group)
         copy = self._copies.get(group)
@@ -341,6 +339,7 @@ class MirroredHost(DamagedCopies):
             if copy is not None:
                 master.succeed(copy.served)
             self._lead(record, own)
+            self._note_open(master)
             master.wait_for_mirrors()
             self.note(
                 "queue.mirror_promoted", vhost=record.vhost, queue=record.name, group=group,
@@ -385,8 +384,13 @@ class MirroredHost(DamagedCopies):
         def new_log() -> ClassicLog:
             self._directory.remove(str(group))
             log = self.make_log(record, self._directory, sync=True)
-            write_member(self._directory, self.writer, group, own.number, 0)
+            write_member(self._directory, self.writer, group, own.number, 0, on_marked)
             return log
+
+        def on_marked(error: Exception | None) -> None:
+            # All nodes may stop, and nobody would know then whose copy it is.
+            if error is not None:
+                self._on_copy_failed(group, own.number, error)
 
         self.note("queue.mirror_started", vhost=record.vhost, queue=record.name, group=group)
         return MirrorCopy(
@@ -398,11 +402,21 @@ class MirroredHost(DamagedCopies):
             lambda error: self._on_copy_failed(group, own.number, error),
         )
 
-    def _on_marked(self, master: MasterQueue) -> None:
-        """A master's files say durably that they are the ring's: it may have mirrors."""
-        master.is_marked = True
-        if master.ended is None:
+    def _mark(self, master: MasterQueue, member: RingMember) -> None:
+        """Has a master's files say durably that they are the ring's: it may have mirrors then."""
+
+        def on_marked(error: Exception | None) -> None:
+            if master.member is not member or master.ended is not None:
+                return
+            # `_on_tick` tries again.
+            master.mark = Mark.MISSING if error is not None else Mark.WRITTEN
             self.follow_policy(master)
+
+        view = master.record.view
+        assert view is not None
+        master.mark = Mark.UNDER_WAY
+        number, version = member.member, view.version
+        write_member(self._directory, self.writer, master.group, number, version, on_marked)
 
     def _leave(self, record: QueueRecord) -> None:
         """Ends what a run of this node has of a queue whose view does not have it."""
@@ -639,6 +653,8 @@ class MirroredHost(DamagedCopies):
                 master.member is not None or master.mirror_policy.mode
             ):
                 self.contain(master, master.tell_depth)
+                if master.member is not None and master.mark is Mark.MISSING:
+                    self._mark(master, master.member)
                 self.follow_policy(master)
         for group, (record, _, _) in list(self._records.items()):
             assert record.view is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from convoymq.metadata.machine import QueueRecord
@@ -49,6 +50,14 @@ AHEAD = 1000
 `redelivered` although nobody has got them."""
 
 
+class Mark(Enum):
+    """State of what the files of a master say of themselves: which member of the ring they are."""
+
+    MISSING = 1
+    UNDER_WAY = 2
+    WRITTEN = 3
+
+
 class MasterQueue(LocalQueue):
     """See the module text."""
 
@@ -57,8 +66,8 @@ class MasterQueue(LocalQueue):
     log: BroadcastLog
     is_damaged = False
     """Something in the files could not be read."""
-    is_marked = False
-    """The files say durably which member they are."""
+    mark = Mark.MISSING
+    """State of the mark in the files."""
 
     def __init__(
         self,
@@ -254,9 +263,14 @@ class MasterQueue(LocalQueue):
             self.host.writer.barrier(lambda: self.host.contain(self, lambda: self._on_disk(begun)))
 
     def _on_disk(self, begun: Synchronisation) -> None:
+        if self.syncing is not begun or self.ended is not None:
+            return
+        if self.log.lacks_records:
+            # What could not be written cannot be read: another one begins later.
+            self.end_synchronisation()
+            return
         begun.is_on_disk = True
-        if self.syncing is begun and self.ended is None:
-            self.step_sync()
+        self.step_sync()
 
     def step_sync(self) -> None:
         """Goes on with a synchronisation."""

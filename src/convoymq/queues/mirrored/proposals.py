@@ -16,7 +16,7 @@ from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.queues.driver import HostParts
 from convoymq.queues.interface import Row
 from convoymq.queues.mirrored.copy import MirrorCopy, State, read_member
-from convoymq.queues.mirrored.master import MasterQueue
+from convoymq.queues.mirrored.master import Mark, MasterQueue
 from convoymq.queues.mirrored.partitions import PartitionedHost
 from convoymq.queues.mirrored.policy import (
     MirrorFailures,
@@ -106,7 +106,7 @@ class ProposingHost(PartitionedHost):
             if len(wanted) > 1:
                 self._propose(record.group, founded(self.node_id, self._parts.incarnation))
             return
-        if master.member is None or master.member.view != view or not master.is_marked:
+        if master.member is None or master.member.view != view or master.mark is not Mark.WRITTEN:
             return
         mirrors = [
             each
@@ -155,7 +155,7 @@ class ProposingHost(PartitionedHost):
         the oldest mirror first."""
         master = self.master_of(group)
         view = master.record.view if master is not None else None
-        if master is None or view is None or master.member is None or not master.is_marked:
+        if master is None or view is None or master.mark is not Mark.WRITTEN:
             return ()
         able = self._master_nodes(master.mirror_policy)
         ready = (view.node_of(number) for number in sorted(view.synchronised))

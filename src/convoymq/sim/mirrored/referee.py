@@ -56,8 +56,9 @@ class Life(Book):
     def on_given(self, given: Given, now_ms: int) -> None:
         """See `Book`."""
         identity = given.identity
-        if self._queue.member is None:
-            # Without a ring a queue does not say before what it hands out.
+        if self._queue.member is None or self._queue.log.lacks_records:
+            # Without a ring a queue does not say before what it hands out, and a disk that refuses
+            # to write does not keep consumers waiting.
             self.referee.unsaid.add(identity)
         if identity in self.referee.twice:
             return
@@ -98,7 +99,7 @@ class MirroredReferee(QueueReferee):
         self.twice: set[bytes] = set()
         """Messages that came again after a restart."""
         self.unsaid: set[bytes] = set()
-        """Messages that were handed out before the queue had a ring."""
+        """Messages that were handed out, and no disk may say it."""
         self._received: set[bytes] = set()
         """Messages that came to a channel as new ones."""
         self._given_up: set[bytes] = set()
@@ -154,6 +155,16 @@ class MirroredReferee(QueueReferee):
         self.sent[identity] = True
         if self.newest is None or not self._has(self.newest, identity):
             self.fail(f"{identity.hex()} is confirmed, and the newest master never had it")
+
+    def on_disk_error(self) -> None:
+        """A master's disk refused to write: it may not have what was about to be handed out."""
+        if self.newest is not None:
+            self.unsaid.update(self.newest.given)
+
+    def on_crashed(self) -> None:
+        """A master was stopped, and is opened anew from its files: transient messages are gone."""
+        if self.newest is not None:
+            self._founders.add(self.newest.number)
 
     def on_received(self, receiver: tuple[int, int, int], identity: bytes, acquired: int) -> None:
         """See `QueueReferee`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from random import Random
 from typing import ClassVar
@@ -12,13 +12,16 @@ from convoymq.replication.ring.views import RingView
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.engine import Result
-from convoymq.sim.faults import NETWORK, Variation
+from convoymq.sim.faults import NETWORK, Plan, Variation
 from convoymq.sim.hosted.node import QueueNode
 from convoymq.sim.hosted.world import FILE_BYTES_MAX, QueueLoad, QueueWorld
 from convoymq.sim.mirrored.referee import MirroredReferee
 
 DELAYS = (1, 1, 10)
 """Longest delay of a frame, as a multiple of the plan's."""
+FAILING = frozenset({"full", "errors"})
+FAILING_SEEDS = (1, 3)
+"""Last digits of the seeds in which disks refuse to write."""
 
 
 class MirroredWorld(QueueWorld):
@@ -68,12 +71,19 @@ class MirroredWorld(QueueWorld):
         self.referees[group].on_recorded(view)
 
     def is_excused(self, group: int, event: str, reason: str) -> bool:
-        """See `QueueWorld`: disks work."""
-        return False
+        """See `QueueWorld`."""
+        if not FAILING & self.plan.faults:
+            return False
+        if event == "queue.crashed":
+            self.referees[group].on_crashed()
+        return True
 
     def on_disk_error(self, node: QueueNode, group: int, error: Exception) -> None:
         """See `QueueWorld`."""
-        raise InvariantBroken(f"{node.name}: the disk works, and {error}")
+        if not FAILING & self.plan.faults:
+            raise InvariantBroken(f"{node.name}: the disk works, and {error}")
+        self.trace.add(node.name, f"disk: {error}")
+        self.referees[group].on_disk_error()
 
     def report(self, result: Result) -> None:
         """See `Simulation`."""
@@ -97,7 +107,15 @@ class MirroredLoad(QueueLoad):
         "spike",
         "stop",
         "policy",
+        *sorted(FAILING),
     )
+
+    def make_plan(self, seed: int, faults: Collection[str] | None) -> Plan:
+        """See `PlannedLoad`."""
+        plan = super().make_plan(seed, faults)
+        if faults is None and seed % 10 not in FAILING_SEEDS:
+            return replace(plan, faults=plan.faults - FAILING)
+        return plan
 
     def vary(self, seed: int, share: float) -> Variation:
         """Draws whether policies change as well."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from convoymq.metadata.commands import ChangeView
+from convoymq.queues.classic.new_file import NewFile
+from convoymq.queues.classic.queue import LocalQueue
+from convoymq.queues.mirrored.copy import MEMBER_FILE, read_member
 from convoymq.queues.mirrored.instructions import Messages
+from convoymq.storage.files import RealDirectory
 from tests.unit.queues.classic.support import Channel, Node, Time, queue_record
+from tests.unit.queues.classic.test_containment import fail_once
 from tests.unit.queues.classic.test_log import command
 from tests.unit.queues.mirrored.support import Cluster
 
@@ -225,3 +232,50 @@ def test_messages_that_overlap_known_ones_are_not_believed(cluster: Cluster) -> 
     cluster.until(lambda: len(cluster.master.member.view.full()) == 3)
     assert cluster.master.member.view.synchronised == (1,)
     assert taken(cluster) == bodies
+
+
+@pytest.mark.parametrize(
+    "node", [1, pytest.param(2, marks=pytest.mark.provokes("queue.mirror_failed"))]
+)
+def test_a_mark_that_the_disk_refused_is_written_later(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int
+) -> None:
+    refused: list[str] = []
+    write = NewFile.pwrite
+
+    def pwrite(self: NewFile, buffers: list[bytes | memoryview], offset: int) -> None:
+        folder = self._directory.path  # type: ignore[attr-defined]
+        if self.name.endswith(MEMBER_FILE) and folder.name == f"node-{node}" and len(refused) < 3:
+            refused.append(self.name)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), self.name)
+        write(self, buffers, offset)
+
+    monkeypatch.setattr(NewFile, "pwrite", pwrite)
+    cluster.declare()
+    assert len(refused) == 3
+    bodies = fill(cluster)
+    for number in cluster.nodes:
+        assert read_member(RealDirectory(tmp_path / f"node-{number}"), 1) is not None
+    cluster.fail()
+    assert taken(cluster) == bodies
+
+
+@pytest.mark.provokes("queue.crashed", "queue.restarted")
+def test_a_master_that_crashed_is_opened_after_a_while_and_runs(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.declare()
+    bodies = fill(cluster)
+    host = cluster.nodes[1].host
+    fail_once(monkeypatch, LocalQueue, "_carry_out")
+    cluster.channel(3).publish(b"refused")
+    cluster.settle()
+    assert host.crashed
+    # A change of the view is no reason to open it before its files are free.
+    host.follow(cluster.queue, cluster.arguments, cluster.settings)
+    assert host.crashed
+    cluster.until(lambda: 1 in host.due())
+    host.open(cluster.queue, cluster.arguments, cluster.settings)
+    cluster.until(lambda: host.master_of(1) is not None and not host.crashed)
+    assert [row["state"] for row in host.rows([1])] == ["running"]
+    assert taken(cluster)[:MESSAGES] == bodies
