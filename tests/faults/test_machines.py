@@ -36,7 +36,8 @@ NODES = {node_number(m + 1, k + 1) for m in range(MACHINES) for k in range(PROCE
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     place = tmp_path_factory.mktemp("machines")
-    with LocalCluster(place, MACHINES, BASE_PORT, {}, PROCESSES) as made:
+    settings = {"cluster.metadata_voter_away_max": "1000"}
+    with LocalCluster(place, MACHINES, BASE_PORT, settings, PROCESSES) as made:
         made.wait_ready()
         yield made
 
@@ -145,6 +146,40 @@ def test_clients_and_replicas_are_spread_over_processes_and_machines(
             return sorted(nodes.values()) == [3, 3]
 
         until(spread)
+
+
+def voters(cluster: LocalCluster) -> dict[int, int]:
+    """Machine -> its process that votes on the metadata; {} while two of one machine do."""
+    with contextlib.suppress(Unavailable, LookupError):
+        found = [number_of(node) for node in cluster.api("convoy/node")["metadata_voters"]]
+        return dict(found) if len(dict(found)) == len(found) else {}
+    return {}
+
+
+def number_of(node: int) -> tuple[int, int]:
+    """Returns machine and process of a node."""
+    return next(
+        (m, k)
+        for m in range(1, MACHINES + 1)
+        for k in range(1, PROCESSES + 2)
+        if node_number(m, k) == node
+    )
+
+
+def test_a_sibling_votes_for_a_process_that_is_away(
+    cluster: LocalCluster, publisher: Publisher
+) -> None:
+    """One process of each machine votes; when it hangs for the time, another one of the machine
+    does, and it stays without a vote when it returns."""
+    until(lambda: voters(cluster).keys() == {1, 2, 3})
+    former = voters(cluster)[3]
+    pid = cluster.nodes[2].pids()[former - 1]
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: voters(cluster).get(3) == PROCESSES + 1 - former)
+    publisher.more()
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: running(cluster) == NODES)
+    assert voters(cluster)[3] != former
 
 
 @pytest.mark.provokes("machine.ready", "machine.process_ended")

@@ -29,9 +29,8 @@ from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.placement import spread
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.interface import Row
+from convoymq.replication.raft.membership import NEVER
 
-NEVER = 1 << 62
-"""Index that a member would have to reach to get a vote, when it shall get none."""
 TIMEOUT_S = 5.0
 AT_ONCE = 64
 """Queues that are changed at a time."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from convoymq.broker.group_requests import AGAIN, DONE, Answer, GroupOperations, GroupRequests
-from convoymq.broker.membership import AT_ONCE, NEVER
+from convoymq.broker.membership import AT_ONCE
 from convoymq.broker.selection import Selection, check_group
 from convoymq.metadata.machine import QueueRecord
 from convoymq.metadata.reads import METADATA_GROUP
@@ -22,6 +22,7 @@ from convoymq.model.errors import (
 )
 from convoymq.model.replica_status import REPLICA_COLUMNS
 from convoymq.queues.interface import Row
+from convoymq.replication.raft.membership import NEVER
 from convoymq.replication.raft.types import ROLE_NAMES
 from convoymq.shells.groups.replica import Replica
 

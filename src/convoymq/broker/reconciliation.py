@@ -13,12 +13,13 @@ import structlog
 
 from convoymq.broker.balance import MemberStep, reconciling_step
 from convoymq.broker.group_requests import GroupOperations, GroupRequests
-from convoymq.broker.membership import AT_ONCE, NEVER, QueueMembership
+from convoymq.broker.membership import AT_ONCE, QueueMembership
 from convoymq.metadata.machine import Change, QueueRecord
 from convoymq.model.config import ReconciliationConfig
 from convoymq.model.errors import BrokerError
 from convoymq.model.slices import in_slices
 from convoymq.model.tasks import Tasks
+from convoymq.replication.raft.membership import NEVER
 from convoymq.routing.policies import effective_settings
 from convoymq.routing.queue_types import rules_of
 from convoymq.shells.groups.replica import Replica

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.metadata.reads import METADATA_GROUP
 from convoymq.replication import versions as supported
+from convoymq.replication.raft.membership import NEVER
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import Replica
 
@@ -77,6 +79,11 @@ class ReplicaViews:
             lacking=sum(map(_lacking, replicas)) + len(self._host.stopped),
         )
 
+    def metadata_voters(self) -> tuple[int, ...]:
+        """Returns the nodes that decide changes of the metadata, as far as this node knows."""
+        replica = self._host.replica(METADATA_GROUP)
+        return replica.members if replica is not None else ()
+
     def index_bytes(self) -> Iterator[tuple[str, int]]:
         """Yields (kind of machine, bytes of its indexes in memory), where they are counted."""
         for replica in list(self._host.groups.values()):
@@ -136,4 +143,10 @@ def _lacking(replica: Replica) -> int:
     if not replica.is_leader:
         return own
     peers = core.progress.values()
-    return own + sum(1 for peer in peers if not peer.voter or peer.match < core.commit_index)
+    # A member that gets no vote lacks none.
+    learning = {each.node for each in core.members.learners if each.promote_at == NEVER}
+    return own + sum(
+        1
+        for peer in peers
+        if peer.match < core.commit_index or not (peer.voter or peer.node in learning)
+    )

@@ -14,6 +14,7 @@ from convoymq.metadata.formation import Formation
 from convoymq.metadata.records import JOIN_LEARNER
 from convoymq.metadata.replicas import Host, Replica
 from convoymq.metadata.store import MetadataStore
+from convoymq.metadata.voters import takes_learners
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.transport.handshake import PeerHello
@@ -38,6 +39,7 @@ class JoinDesk:
 
     Args:
         identity: says who this node is now.
+        metadata_voters: how many nodes vote; 0 = all.
         on_wiped: hears of members that have lost their data.
     """
 
@@ -50,6 +52,7 @@ class JoinDesk:
         clock: Clock,
         identity: Callable[[], NodeIdentity],
         on_wiped: Callable[[int], None] = lambda _node: None,
+        metadata_voters: int = 0,
     ) -> None:
         self.store: MetadataStore | None = None
         """Set when the metadata group is open."""
@@ -59,6 +62,7 @@ class JoinDesk:
         self._clock = clock
         self._identity = identity
         self._on_wiped = on_wiped
+        self._metadata_voters = metadata_voters
         self._asked_at: dict[int, int] = {}
         """Nodes that have asked to be let in, and when the last time."""
 
@@ -115,7 +119,9 @@ class JoinDesk:
 
     def _let_in(self, node: int, found: dict[str, object]) -> None:
         if found["role"] == JOIN_LEARNER:
-            self._host.add_member(0, node)
+            assert self.store is not None
+            learns = self._metadata_voters and takes_learners(self.store.tree)
+            self._host.add_member(0, node, voter=not learns)
             self._host.wake()
         else:
             # The votes and entries that it once promised to keep are gone.

@@ -18,6 +18,7 @@ from convoymq.metadata.placement import spread
 from convoymq.metadata.replicas import Host, Replica
 from convoymq.metadata.snapshot import ZONES_VERSION
 from convoymq.metadata.store import MetadataStore
+from convoymq.metadata.voters import MetadataVoters, takes_learners
 from convoymq.model.errors import BrokerError, EntryGone, NotFound, PreconditionFailed
 from convoymq.replication.raft.membership import Membership
 from convoymq.routing.queue_types import PlacementKind
@@ -81,9 +82,11 @@ class MembershipManager:
         on_removed: Callable[[], None],
         directory: str = "",
         place: OwnPlace = NOWHERE,
+        voters: MetadataVoters | None = None,
     ) -> None:
         """
         Args:
+            voters: decides who votes in the metadata group; None: all members do.
             on_removed: called when this node itself is no part of the cluster any more.
             directory: id of this node's data directory; "" = it has none.
             place: where this node is.
@@ -96,6 +99,7 @@ class MembershipManager:
         self._on_removed = on_removed
         self._directory = directory
         self._place = place
+        self._voters = voters
         self._placing = False
         self._open: dict[int, int] = {}
         """Groups that may not be in step, and for how many ticks they have been so."""
@@ -150,6 +154,8 @@ class MembershipManager:
             return
         self._admit()
         self._record_place()
+        if self._voters is not None:
+            self._voters.tick()
         self._ticks += 1
         if self._short and self._ticks % SHORT_TICKS == 0:
             # A node may have become free, or this one may lead by now.
@@ -225,7 +231,8 @@ class MembershipManager:
         core = replica.core
         for node in sorted(self._tree.directories.keys() - core.members.nodes):
             if node not in core.changes.rejoining and self._broker.is_up(node):
-                self._host.add_member(0, node)
+                learns = self._voters is not None and takes_learners(self._tree)
+                self._host.add_member(0, node, voter=not learns)
                 return
 
     def _record_place(self) -> None:

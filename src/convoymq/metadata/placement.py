@@ -42,6 +42,12 @@ def place_of(node: int, places: Places) -> Place:
     return places.get(node) or Place("", node)
 
 
+def zone_of(node: int, places: Places) -> str | int:
+    """Returns the zone of a node; a machine without a zone is one of its own."""
+    place = place_of(node, places)
+    return place.zone or place.machine
+
+
 def siblings(node: int, nodes: Iterable[int], places: Places) -> list[int]:
     """Returns those of the nodes that are on the machine of `node`, itself included."""
     machine = place_of(node, places).machine
@@ -75,14 +81,14 @@ def spread(
     free = {node for node in candidates if node not in taken}
     found: list[int] = []
     while free and len(found) < count:
-        zones = [_zone(place_of(node, places)) for node in taken]
+        zones = [zone_of(node, places) for node in taken]
         machines = [place_of(node, places).machine for node in taken]
         needed = running is not None and (sum(node in running for node in taken) < majority(size))
 
         def rank(node: int) -> tuple[object, ...]:
-            place = place_of(node, places)
             is_down = running is not None and node not in running
-            crowded = zones.count(_zone(place)), machines.count(place.machine)  # noqa: B023
+            zone, machine = zone_of(node, places), place_of(node, places).machine
+            crowded = zones.count(zone), machines.count(machine)  # noqa: B023
             last = (replicas.get(node, 0), node)
             return (is_down, *crowded, *last) if needed else (*crowded, is_down, *last)  # noqa: B023
 
@@ -147,7 +153,3 @@ def choose_members(
 def majority(size: int) -> int:
     """Returns how many of `size` members must agree."""
     return size // 2 + 1
-
-
-def _zone(place: Place) -> str | int:
-    return place.zone or place.machine

@@ -5,13 +5,16 @@ who is told that a queue does not exist, or is another one than before, may take
 lost. Before that is said, the node catches up: it asks for the end of the metadata log on other
 nodes until a majority of the voters has answered, and waits until its copy has applied the highest
 of these. Every change committed before the question is in the log of one voter of any majority.
+
+Votes move (`metadata.voters`), and a node that is behind may ask former voters. One of any majority
+of them has the entry that took the vote of one away; then the voters of that entry are asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from convoymq.metadata.replicas import Replicas
+from convoymq.metadata.replicas import Replica, Replicas
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_METADATA_END
@@ -40,7 +43,12 @@ class MetadataReads:
         replica = self._host.replica(METADATA_GROUP)
         if replica is None:
             raise Unavailable("this node has no copy of the metadata")
-        voters = replica.members
+        voters: tuple[int, ...] = ()
+        while voters != replica.members:
+            voters = replica.members
+            await self._catch_up_with(replica, voters)
+
+    async def _catch_up_with(self, replica: Replica, voters: tuple[int, ...]) -> None:
         others = [node for node in voters if node != self._node_id]
         known = [replica.log.last_index] if self._node_id in voters else []
         needed = len(voters) // 2 + 1

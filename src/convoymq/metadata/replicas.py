@@ -66,8 +66,12 @@ class Host(Replicas, Protocol):
     def groups(self) -> Mapping[int, Replica]:
         """Returns the replicas by group."""
 
-    def add_member(self, group: int, node: int) -> bool:
-        """Takes a node in as a learner, as leader."""
+    def add_member(self, group: int, node: int, *, voter: bool = True) -> bool:
+        """Takes a node in as a learner, as leader; with `voter` it gets a vote when it has caught
+        up."""
+
+    def set_vote(self, group: int, node: int, *, votes: bool) -> bool:
+        """Gives a member a vote, as leader, once it has caught up, or takes it away."""
 
     def replace_member(self, group: int, node: int, by: int = 0) -> bool:
         """Removes a member, as leader, and takes `by` in for it unless that is 0."""

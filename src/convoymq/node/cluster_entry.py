@@ -160,6 +160,7 @@ class ClusterEntry:
             clock=clock,
             identity=lambda: data.identity,
             on_wiped=lambda node: log.warning("cluster.wiped_node", peer=node),
+            metadata_voters=config.metadata_voters,
         )
         links.formed = has_log
         control.handle(KIND_JOIN, self._on_join)

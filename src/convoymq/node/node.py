@@ -21,6 +21,7 @@ from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.store import MetadataSink
+from convoymq.metadata.voters import MetadataVoters
 from convoymq.model.config import Config
 from convoymq.model.errors import (
     BrokerError,
@@ -508,6 +509,13 @@ class Node:
             self._stop.set,
             self.data.identity.directory,
             place_of(self.config),
+            MetadataVoters(
+                self.host,
+                self.store.tree,
+                self.clock,
+                count=self.config.cluster.metadata_voters,
+                away_max_ms=self.config.cluster.voter_away_max_ms,
+            ),
         )
 
     def _make_traces(self) -> Traces:

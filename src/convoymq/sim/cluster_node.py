@@ -37,6 +37,7 @@ from convoymq.metadata.joining import JoinDesk
 from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
 from convoymq.metadata.members import NOWHERE, MembershipManager
 from convoymq.metadata.store import MetadataSink, MetadataStore
+from convoymq.metadata.voters import MetadataVoters
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupQuestions, QueueMachine
@@ -61,6 +62,7 @@ FORM_TICK_US = 10_000
 MEMBER_TICK_US = 200_000
 JOIN_WAIT_MS = 5000
 REGISTER_MS = 2000
+VOTER_AWAY_MS = 1000
 NAME = "sim"
 
 
@@ -192,6 +194,7 @@ class ClusterNode(GroupNode):
             links=self,
             clock=self.clock,
             identity=lambda: self.identity,
+            metadata_voters=self.world.metadata_voters,
         )
         self._form()
 
@@ -422,6 +425,7 @@ class ClusterNode(GroupNode):
             self._on_removed,
             self.identity.directory,
             self.place,
+            self._make_voters(),
         )
         world.scheduler.after(
             world.scheduler.between(0, MEMBER_TICK_US), self.process, self._tick_members
@@ -429,6 +433,14 @@ class ClusterNode(GroupNode):
         world.trace.add(self.name, "serves")
         world.on_serving(self)
         self.wake()
+
+    def _make_voters(self) -> MetadataVoters | None:
+        count = self.world.metadata_voters
+        if not count:
+            return None
+        return MetadataVoters(
+            self.host, self.tree, self.clock, count=count, away_max_ms=VOTER_AWAY_MS
+        )
 
     def _on_removed(self) -> None:
         self.world.scheduler.after(0, None, self.world.on_removed, self, self.process)

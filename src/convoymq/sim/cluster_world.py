@@ -26,6 +26,7 @@ from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.driver import group_driver_of
 from convoymq.replication.machine import Effect
+from convoymq.replication.raft.membership import NEVER, Membership
 from convoymq.sim.clients import Channel, ClientConfig
 from convoymq.sim.clock import Process
 from convoymq.sim.cluster_checker import ClusterChecker
@@ -93,6 +94,8 @@ class ClusterWorld(GroupWorld):
     """A cluster under test, with its metadata group."""
 
     injector_class = ClusterInjector
+    metadata_voters = 0
+    """Nodes that vote in the metadata group; 0: all of them."""
     nodes: dict[int, ClusterNode]
     checkers: dict[int, ClusterChecker]
     """Of groups that are deleted, too."""
@@ -125,11 +128,12 @@ class ClusterWorld(GroupWorld):
         self.trace.add("world", f"founders {founders} faults {' '.join(sorted(plan.faults))}")
 
     def _watch_group(self, group: int, founder: int) -> None:
-        checker = self.checkers[group] = ClusterChecker(
-            group, self.referees[group], self.plan.hash_every, self.trace
-        )
+        checker = self.checkers[group] = self._make_checker(group)
         checker.founder = founder
         checker.on_recovered_alone = self._on_recovered_alone
+
+    def _make_checker(self, group: int) -> ClusterChecker:
+        return ClusterChecker(group, self.referees[group], self.plan.hash_every, self.trace)
 
     def new_id(self) -> str:
         """32 random hex digits."""
@@ -453,13 +457,20 @@ class ClusterWorld(GroupWorld):
                 continue
             checker = self.checkers[group]
             if (
-                number not in members.voters
+                not self._has_vote(group, number, members)
                 or replica is None
                 or replica.core.quarantined
                 or replica.log.written_index < checker.commit_index
             ):
                 return False
         return True
+
+    def _has_vote(self, group: int, number: int, members: Membership) -> bool:
+        """Returns whether a member votes, or is one that shall not."""
+        if self.metadata_voters:
+            learner = members.learner(number)
+            return learner is None or learner.promote_at >= NEVER
+        return number in members.voters
 
     # A lost majority.
 
@@ -659,7 +670,8 @@ class ClusterWorld(GroupWorld):
         leader = leading[1]
         members = leader.core.members
         wanted = set(self.groups[group].members) if group else set(self.nodes)
-        if set(members.voters) != wanted or set(members.nodes) != wanted:
+        votes = {number for number in wanted if self._has_vote(group, number, members)}
+        if votes != wanted or set(members.nodes) != wanted:
             return [f"members of {group} are {members}, not {sorted(wanted)}"]
         here = [self.nodes[n].host.groups.get(group) for n in sorted(wanted)]
         replicas = [replica for replica in here if replica is not None]

@@ -5,31 +5,50 @@ those of nodes, and of machines: all processes lose their power at one moment, w
 are cut off from the other machines together.
 
 Checked beyond what every cluster checks: a declaration puts no two replicas into one zone while a
-majority of the zones runs, and in the end no zone has two replicas of a queue that was declared
-when all zones were recorded.
+majority of the zones runs. The metadata group never has more voters than it should; a node that
+gets a vote is the first voter of its zone; in the end every zone has one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from random import Random
 from typing import ClassVar
 
+from convoymq.kernels.entries import ENTRY_MEMBERSHIP, HEADER_SIZE, Entry
 from convoymq.metadata.commands import Command, DeclareQueue
 from convoymq.metadata.members import OwnPlace
+from convoymq.metadata.voters import takes_learners
 from convoymq.model.machines import node_number
+from convoymq.replication.raft.membership import NEVER, Membership, decode_membership
+from convoymq.sim.cluster_checker import ClusterChecker
 from convoymq.sim.cluster_node import ClusterNode
 from convoymq.sim.cluster_world import ClusterInjector, ClusterLoad, ClusterWorld
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.faults import Plan, Variation
+from convoymq.storage.log import GroupLog
 
 MACHINES = 3
 PROCESSES = 2
 KINDS = ("machine_crash", "machine_cut")
 PLACED_BY_HAND = {"membership", "forget", "newcomer", "foreign_node", "lost_majority"}
 """Faults that change members by other rules, or the set of nodes."""
+
+
+class VotersChecker(ClusterChecker):
+    """Watches a group, and what each leader makes of its voters."""
+
+    def __init__(self, world: MachineWorld, group: int, hash_every: int) -> None:
+        super().__init__(group, world.referees[group], hash_every, world.trace)
+        self._world = world
+
+    def on_append(self, node: int, log: GroupLog, entry: Entry) -> None:
+        if entry.kind == ENTRY_MEMBERSHIP and (entry.index, entry.term) not in self.memberships:
+            members = decode_membership(entry.data[HEADER_SIZE:])
+            self._world.check_voters(node, self.group, members)
+        super().on_append(node, log, entry)
 
 
 class MachineInjector(ClusterInjector):
@@ -69,11 +88,11 @@ class MachineWorld(ClusterWorld):
     """See the module text."""
 
     injector_class = MachineInjector
+    metadata_voters = 5
+    _elected = False
 
     def _make_groups(self) -> None:
         super()._make_groups()
-        self._spread: set[int] = set()
-        """Groups that were declared when all zones were recorded."""
         for process in range(2, PROCESSES + 1):
             for machine in self.founders:
                 number = node_number(machine, process)
@@ -91,29 +110,49 @@ class MachineWorld(ClusterWorld):
             number in places and places[number].zone for number in self.nodes
         ):
             self._check_spread(command.members, node.running_nodes())
-            then = self._on_spread
         super()._submit(node, command, then)
-
-    def _on_spread(self, reply: object) -> None:
-        assert isinstance(reply, dict)
-        if reply["created"]:
-            self._spread.add(reply["group"])
 
     def _check_spread(self, members: Sequence[int], running: Sequence[int]) -> None:
         running_zones = {self.nodes[number].place.zone for number in running}
         if 2 * len(running_zones) > MACHINES and self._crowded(members):
             raise InvariantBroken(f"replicas {members} share a zone, running are {running}")
 
-    def _crowded(self, members: Sequence[int]) -> bool:
+    def _crowded(self, members: Collection[int]) -> bool:
         zones = Counter(self.nodes[number].place.zone for number in members)
         return max(zones.values()) > 1
 
-    def _final_checks(self) -> None:
-        super()._final_checks()
-        voters = self.nodes[1].host.groups[0].core.members.voters
-        zones = Counter(self.nodes[number].place.zone for number in voters)
-        if 2 * max(zones.values()) > len(voters):
-            raise InvariantBroken(f"a zone has a majority of the metadata's voters {voters}")
+    def _make_checker(self, group: int) -> ClusterChecker:
+        return VotersChecker(self, group, self.plan.hash_every)
+
+    def check_voters(self, leader: int, group: int, members: Membership) -> None:
+        """Raises InvariantBroken when a leader has two nodes of a zone vote in a queue, which was
+        not so before, or voters of the metadata that should not be."""
+        if not group:
+            self._check_seats(leader, members)
+            return
+        former = self.nodes[leader].host.groups[group].core.members.voters
+        if self._crowded(members.voters) and not self._crowded(former):
+            raise InvariantBroken(f"voters of group {group} share a zone: {members}")
+
+    def _check_seats(self, leader: int, members: Membership) -> None:
+        """Raises InvariantBroken when a leader has too many vote on the metadata, or two of one
+        zone, after the number was right once."""
+        coming = {each.node for each in members.learners if each.promote_at != NEVER}
+        seats = members.voters | coming
+        is_right = len(seats) <= MACHINES and not self._crowded(seats)
+        if self._elected and not is_right:
+            raise InvariantBroken(f"voters of the metadata are {sorted(seats)}: {members}")
+        # Nodes that join before the version that knows zones get a vote.
+        self._elected = is_right and takes_learners(self.nodes[leader].tree)
+
+    def _unsettled(self, group: int) -> list[str]:
+        found = super()._unsettled(group)
+        leading = self.leader_of(0)
+        if not group and leading is not None:
+            voters = leading[1].core.members.voters
+            if len(voters) != MACHINES:
+                found.append(f"voters of the metadata are {sorted(voters)}")
+        return found
 
 
 class MachineLoad(ClusterLoad):

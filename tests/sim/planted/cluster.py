@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.sim.planted import parts
@@ -21,6 +22,36 @@ def placement_ignores_zones() -> None:
         return choose(size, **{**more, "places": {}})
 
     placement.choose_members = planted
+
+
+@plant("voters of the metadata are chosen without their zones", load="machines")
+def voters_ignore_zones() -> None:
+    from convoymq.metadata import voters
+
+    step = voters.voter_step
+
+    def planted(now: Any, **more: Any) -> Any:
+        return step(now, **{**more, "places": {}})
+
+    voters.voter_step = planted  # type: ignore[assignment]
+
+
+@plant(
+    "a vote is given before the former one is taken away",
+    "freeze,blackout,isolate",
+    load="machines",
+)
+def vote_before_vote() -> None:
+    from convoymq.metadata import voters
+
+    step = voters.voter_step
+
+    def planted(now: Any, **more: Any) -> Any:
+        found = step(now, **more)
+        is_swap = found.demote and len(now.seats) == 3
+        return step(replace(now, seats=now.seats - {found.demote}), **more) if is_swap else found
+
+    voters.voter_step = planted  # type: ignore[assignment]
 
 
 @plant("the number of a deleted queue is given out again", "none")

@@ -138,7 +138,7 @@ class World:
         self.replaced.append((group, node, by))
         return True
 
-    def add_member(self, group: int, node: int) -> bool:
+    def add_member(self, group: int, node: int, *, voter: bool = True) -> bool:
         if group:
             self.added.append((group, node))
         return True

@@ -19,7 +19,7 @@ class World:
             commit_index=1,
         )
         self.replica = SimpleNamespace(core=core, is_leader=leads)
-        self.added: list[tuple[int, int]] = []
+        self.added: list[tuple[int, int, bool]] = []
         self.up = {1, 2, 3}
         tree: Any = SimpleNamespace(
             forgotten=set(),
@@ -31,7 +31,7 @@ class World:
         host: Any = SimpleNamespace(
             groups={0: self.replica},
             replica=lambda group: self.replica if group == 0 else None,
-            add_member=lambda *asked: self.added.append(asked),
+            add_member=lambda *asked, voter: self.added.append((*asked, voter)),
             on_membership_changed=None,
         )
         broker: Any = SimpleNamespace(
@@ -48,7 +48,7 @@ def test_who_was_let_in_is_added_until_it_is_a_member() -> None:
     world = World()
     world.membership_manager.tick()
     world.membership_manager.tick()
-    assert world.added == [(0, 3), (0, 3)]
+    assert world.added == [(0, 3, True), (0, 3, True)]
 
 
 @pytest.mark.parametrize("why", ["follower", "member", "away", "rejoining"])

@@ -55,6 +55,20 @@ async def test_a_majority_of_the_voters_must_answer() -> None:
         await Nodes({1: 5, 2: 5}, voters=(2, 3, 4)).reads[1].catch_up()
 
 
+async def test_voters_that_a_node_did_not_know_are_asked_as_well() -> None:
+    """Node 1 learns by catching up with node 2 that node 4 votes in the place of node 3."""
+    nodes = Nodes({1: 5, 2: 7, 3: 7, 4: 9})
+    waiting = asyncio.ensure_future(nodes.reads[1].catch_up())
+    await asyncio.sleep(5 * metadata_reads.PAUSE_S)
+    nodes.replicas[1].members = (1, 2, 4)
+    nodes.replicas[1].last_applied = nodes.replicas[1].log.last_index = 7
+    del nodes.wire.planes[2]
+    await asyncio.sleep(5 * metadata_reads.PAUSE_S)
+    assert not waiting.done()
+    nodes.replicas[1].last_applied = 9
+    await waiting
+
+
 async def test_who_does_not_get_that_far_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_reads, "APPLY_TIMEOUT_S", 0.05)
     with pytest.raises(Unavailable, match="is behind"):

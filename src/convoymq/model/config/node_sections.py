@@ -13,6 +13,7 @@ from convoymq.model.config.values import (
     parse_bytes,
     parse_listener,
     parse_processes,
+    parse_voters,
 )
 
 
@@ -232,6 +233,20 @@ class ClusterConfig:
         """What fails together with this node: a rack, a hall, a zone of a cloud. Replicas of a
         queue go to different zones while there are others. Empty: the machine is the zone.
         Changing it counts from the next start on; replicas stay where they are.""",
+    )  # fmt: skip
+    metadata_voters: int = key(
+        "cluster.metadata_voters", 5,
+        """Nodes that decide changes of the metadata, at most; an odd number, one in a zone (one on
+        a machine with fewer than three zones). The others have a copy and no vote: the more
+        voters, the dearer a declaration. Set it alike on all nodes.""",
+        parse=parse_voters, type_name="3, 5 or 7",
+    )  # fmt: skip
+    voter_away_max_ms: int = key(
+        "cluster.metadata_voter_away_max", 600_000,
+        """A node that votes on the metadata and is away for so long loses its vote to another one
+        of its zone (or machine), or of one without a vote. Shorter: votes move while nodes are
+        restarted.""",
+        unit="ms", low=1_000, high=86_400_000,
     )  # fmt: skip
     peers_max: int = key("cluster.nodes_max", 64, "Nodes of a cluster.", low=1, high=255)
 

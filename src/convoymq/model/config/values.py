@@ -137,6 +137,14 @@ def parse_headers(text: str) -> tuple[str, ...]:
     return words
 
 
+def parse_voters(text: str) -> int:
+    """Returns a number of voters: 3, 5 or 7."""
+    count = parse_int(text)
+    if count not in (3, 5, 7):
+        raise ValueError("must be 3, 5 or 7")
+    return count
+
+
 def parse_processes(text: str) -> int:
     """Returns a number of processes; 0 = `auto`."""
     if text.strip() == "auto":

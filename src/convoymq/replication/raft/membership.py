@@ -13,6 +13,9 @@ import msgspec
 
 from convoymq.model.errors import SyntaxFault
 
+NEVER = 1 << 62
+"""Index that a member would have to reach to get a vote, when it shall get none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Learner:

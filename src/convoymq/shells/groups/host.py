@@ -24,7 +24,7 @@ from convoymq.model.rounds import run_each
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import Machine
 from convoymq.replication.raft.core import RaftCore
-from convoymq.replication.raft.membership import Learner, Membership
+from convoymq.replication.raft.membership import NEVER, Learner, Membership
 from convoymq.replication.versions import Supports
 from convoymq.shells.capacity import CapacityQueues, Waiting
 from convoymq.shells.effect_sink import EffectSink
@@ -158,7 +158,7 @@ class ReplicaHost:
         log = self.storage.open_group(group)
         fresh = not (log.last_index or log.snapshot_index or log.term or log.voted_for)
         voters = frozenset(n for n in members if not learner or n != self.node)
-        membership = Membership(voters, (Learner(self.node, 1 << 62),) if learner else ())
+        membership = Membership(voters, (Learner(self.node, NEVER),) if learner else ())
         replica = Replica(self, group, log, machine, sink, builder, membership)
         self.groups[group] = replica
         self._follow(replica)
@@ -502,6 +502,14 @@ class ReplicaHost:
         """Leader: adds a member; False = not leader, or another change is under way."""
         replica = self.groups.get(group)
         return replica is not None and replica.is_leader and replica.changes.add(node, voter=voter)
+
+    def set_vote(self, group: int, node: int, *, votes: bool) -> bool:
+        """Leader: gives a member a vote, once it has caught up, or takes it away; False = not
+        leader, no member, or another change is under way."""
+        replica = self.groups.get(group)
+        if replica is None or not replica.is_leader:
+            return False
+        return replica.changes.set_vote(node, votes=votes)
 
     def member_refusal(self, group: int, node: int) -> str:
         """Returns why the group can't take in that node, as far as this node knows; "" = it can."""

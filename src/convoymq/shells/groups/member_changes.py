@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.kernels.entries import ENTRY_MEMBERSHIP, make_entry
 from convoymq.replication import versions as supported
-from convoymq.replication.raft.membership import Learner, Membership
+from convoymq.replication.raft.membership import NEVER, Learner, Membership
 from convoymq.replication.raft.types import LEADER
 
 if TYPE_CHECKING:
@@ -84,8 +84,18 @@ class MemberChanges:
         members = self.core.members
         if node in members.nodes:
             return self.core.role == LEADER
-        learner = self.core.changes.new_learner(node) if voter else Learner(node, 1 << 62)
+        learner = self.core.changes.new_learner(node) if voter else Learner(node, NEVER)
         return self.propose(members.with_learner(learner))
+
+    def set_vote(self, node: int, *, votes: bool) -> bool:
+        """Leader: has a member get a vote once it has caught up, or takes its vote away."""
+        members = self.core.members
+        learner = members.learner(node)
+        known = learner.replica_number if learner is not None else 0
+        if node not in members.nodes:
+            return False
+        at = self.core.changes.new_learner(node, known) if votes else Learner(node, NEVER, known)
+        return self.propose(members.with_learner(at))
 
     def remove(self, node: int) -> bool:
         """Leader: removes a voter or learner. The last voter stays."""

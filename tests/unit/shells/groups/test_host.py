@@ -1149,6 +1149,23 @@ def test_a_member_that_caught_up_by_a_snapshot_votes_although_nothing_follows() 
     assert not net.hosts[2].groups[GROUP].core.quarantined
 
 
+def test_a_vote_is_taken_away_and_given_back(net: Net) -> None:
+    leader = net.hosts[net.leader].groups[GROUP]
+    other = net.leader % 3 + 1
+    assert net.hosts[net.leader].set_vote(GROUP, other, votes=False)
+    net.run(1000)
+    assert other not in leader.members
+    assert other in leader.core.members.nodes
+    net.put(net.leader, 8)
+    net.run(1000)
+    assert net.machines[other].values == net.machines[net.leader].values
+    assert net.hosts[net.leader].set_vote(GROUP, other, votes=True)
+    net.run(1000)
+    assert other in leader.members
+    assert not net.hosts[net.leader].set_vote(GROUP, 9, votes=True)
+    assert not net.hosts[other].set_vote(GROUP, net.leader, votes=False)
+
+
 def fill(net: Net, source: int, *to: int) -> None:
     net.full[source].update(to)
 

@@ -182,6 +182,7 @@ async def own_node(call: Call) -> JsonObject:
         "name": broker.node_name,
         "cluster_name": broker.cluster_name,
         "metadata_leader": broker.tree.leader,
+        "metadata_voters": broker.replicas.metadata_voters(),
         "groups_led": replicas.led,
         "groups_followed": replicas.followed,
         "replicas_behind": replicas.lacking,
