@@ -240,20 +240,45 @@ def restart(cluster: LocalCluster, number: int, processes: int) -> None:
     cluster.wait_ready()
 
 
-def test_data_of_one_process_are_opened_by_the_first_of_several_and_back(
+SEVERAL = {1: 3, 2: 2, 3: 2}
+"""Machine -> its processes, when there are several."""
+
+
+def is_spread(cluster: LocalCluster) -> bool:
+    """Returns whether each machine has one replica of each of `QUEUES`, and its processes have
+    equal shares of them."""
+    names = {row["name"]: row["id"] for row in cluster.api("nodes")}
+    rows = [row for row in cluster.api("queues") if row["name"] in QUEUES]
+    placed = [[number_of(names[name]) for name in row["members"]] for row in rows]
+    assert all(len({machine for machine, _ in places}) == MACHINES for places in placed)
+    counts = Counter(place for places in placed for place in places)
+    return all(
+        counts[machine, k] in (len(QUEUES) // count, -(-len(QUEUES) // count))
+        for machine, count in SEVERAL.items()
+        for k in range(1, count + 1)
+    )
+
+
+def test_data_of_one_process_are_spread_over_several_and_back(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """One machine after the other gets a second process, and later loses it, under load."""
-    made = LocalCluster(tmp_path_factory.mktemp("again"), MACHINES, SECOND_PORT, {}, PROCESSES)
+    """One machine after the other gets further processes, which take replicas over, and later loses
+    them, under load."""
+    made = LocalCluster(
+        tmp_path_factory.mktemp("again"), MACHINES, SECOND_PORT, {}, max(SEVERAL.values())
+    )
     for node in made.nodes:
         node.processes = 1
     with made as cluster:
         cluster.wait_ready()
         with publishing(cluster) as publisher:
-            for number in range(1, MACHINES + 1):
-                restart(cluster, number, PROCESSES)
+            for number, count in SEVERAL.items():
+                restart(cluster, number, count)
                 publisher.more()
-            until(lambda: running(cluster) == NODES)
+            nodes = {node_number(m, k + 1) for m, count in SEVERAL.items() for k in range(count)}
+            until(lambda: running(cluster) == nodes)
+            until(lambda: is_spread(cluster))
+            publisher.more()
             with contextlib.closing(connect(SECOND_PORT)) as connection:
                 channel = connection.channel()
                 for number in range(6):
@@ -261,14 +286,14 @@ def test_data_of_one_process_are_opened_by_the_first_of_several_and_back(
             names = {row["name"]: row["id"] for row in cluster.api("nodes")}
             homes = {names[row["node"]] for row in cluster.api("queues")}
             assert homes >= {node_number(1, 1), node_number(1, 2)}
-            for number in range(1, MACHINES + 1):
-                second = node_number(number, 2)
+            for number, count in SEVERAL.items():
                 url = f"http://127.0.0.1:{cluster.nodes[number % MACHINES].http_port}"
-                drain = ["upgrade", "drain", str(second)]
-                forget = ["cluster", "forget", str(second), "--force"]
-                for words in (drain, forget):
-                    command = [sys.executable, "-m", "convoymq.cli", *words, "--url", url]
-                    subprocess.run(command, check=True)
+                for process in range(count, 1, -1):
+                    leaving = str(node_number(number, process))
+                    drain = ["upgrade", "drain", leaving]
+                    for words in (drain, ["cluster", "forget", leaving, "--force"]):
+                        command = [sys.executable, "-m", "convoymq.cli", *words, "--url", url]
+                        subprocess.run(command, check=True)
                 restart(cluster, number, 1)
                 publisher.more()
             until(lambda: running(cluster) == {1, 2, 3})

@@ -43,6 +43,7 @@ from convoymq.broker.queue_questions import QueueAnswers, QueueQuestions
 from convoymq.broker.quorum_checks import QuorumChecks
 from convoymq.broker.reconciliation import MembershipReconciliation
 from convoymq.broker.registry import ConnectionRegistry, Counters
+from convoymq.broker.replica_moves import ReplicaMoves
 from convoymq.broker.replica_views import ReplicaViews
 from convoymq.broker.replies import ReplyRoutes
 from convoymq.broker.ring_recovery import RingRecovery
@@ -262,6 +263,7 @@ class Broker:
         self.maintenance = Maintenance(
             self.nodes, self.metadata, host, self.leadership, self.connections, self._tasks
         )
+        self.moves = ReplicaMoves(requests, self.membership, self._tasks)
         self.reconciliation = MembershipReconciliation(
             requests,
             settings=self._reconciliation,
@@ -455,6 +457,7 @@ class Broker:
         self.access.tick()
         self.maintenance.tick()
         self.reconciliation.tick()
+        self.moves.tick()
         self.migrations.tick()
         if self._topic_parts is not None:
             self._topic_parts.tick()

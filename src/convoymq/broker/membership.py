@@ -30,6 +30,7 @@ from convoymq.metadata.placement import spread
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.interface import Row
 from convoymq.replication.raft.membership import NEVER
+from convoymq.shells.groups.replica import Replica
 
 TIMEOUT_S = 5.0
 AT_ONCE = 64
@@ -130,15 +131,33 @@ class QueueMembership(GroupOperations):
                 await self._requests.ask_leader(
                     record.group, record.members, name, *arguments, timeout_s=self.timeout_s
                 )
-                while True:
-                    found = self._tree.queue_index.by_group.get(record.group)
-                    if found is None:
-                        raise NotFound(f"queue '{record.name}' was deleted")
-                    if is_done(found.members):
-                        return len(found.members)
-                    await asyncio.sleep(POLL_S)
+                return await self._recorded(record, is_done)
         except TimeoutError:
             raise Unavailable(TIMED_OUT) from None
+
+    async def until_recorded(
+        self, record: QueueRecord, is_done: Callable[[Sequence[int]], bool]
+    ) -> None:
+        """Waits until the tree has the members of a queue as they should be.
+
+        Raises:
+            NotFound: the queue was deleted.
+            Unavailable: not in time.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self._recorded(record, is_done)
+        except TimeoutError:
+            raise Unavailable(TIMED_OUT) from None
+
+    async def _recorded(self, record: QueueRecord, is_done: Callable[[Sequence[int]], bool]) -> int:
+        while True:
+            found = self._tree.queue_index.by_group.get(record.group)
+            if found is None:
+                raise NotFound(f"queue '{record.name}' was deleted")
+            if is_done(found.members):
+                return len(found.members)
+            await asyncio.sleep(POLL_S)
 
     # --- many queues -----------------------------------------------------------------------
 
@@ -326,6 +345,14 @@ class QueueMembership(GroupOperations):
             raise PreconditionFailed(LAST_MEMBER)
         replica.open_term()
         self._host.wake()
+        if by in members.nodes or self._host.member_refusal(group, by):
+            by = 0
+        return await self.remove_as_leader(replica, node, by)
+
+    async def remove_as_leader(self, replica: Replica, node: int, by: int = 0) -> Answer:
+        """Leader: takes a member out, which is not the only voter; `by`, which may be a learner,
+        takes its place unless it is 0."""
+        group, members = replica.group, replica.core.members
         if node == self._nodes.node_id:
             # The next leader takes this one out: clients wait for a transfer, not an election.
             avoid = [each for each in members.nodes if self._nodes.is_drained(each)]
@@ -338,8 +365,6 @@ class QueueMembership(GroupOperations):
         refusal = replica.core.changes.refusal_of(members.without(node))
         if refusal is not None:
             return AGAIN, refusal
-        if by in members.nodes or self._host.member_refusal(group, by):
-            by = 0
         if self._host.replace_member(group, node, by):
             if self.manager is not None:
                 self.manager.on_removal(group, node)

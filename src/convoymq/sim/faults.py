@@ -33,6 +33,7 @@ RATES = {
     # Most come while the last one is under way, and are put off.
     "membership": 4.0,
     "leave": 2.0,
+    "replica_move": 8.0,
 }
 """Rate of a kind, as a share of the plan's; others come as often as the plan says."""
 

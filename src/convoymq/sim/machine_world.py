@@ -17,6 +17,7 @@ from dataclasses import replace
 from random import Random
 from typing import ClassVar
 
+from convoymq.broker.replica_moves import is_complete
 from convoymq.kernels.entries import ENTRY_MEMBERSHIP, HEADER_SIZE, Entry
 from convoymq.metadata.commands import Command, DeclareQueue
 from convoymq.metadata.members import OwnPlace
@@ -32,7 +33,7 @@ from convoymq.storage.log import GroupLog
 
 MACHINES = 3
 PROCESSES = 2
-KINDS = ("machine_crash", "machine_cut")
+KINDS = ("machine_crash", "machine_cut", "replica_move")
 PLACED_BY_HAND = {"membership", "forget", "newcomer", "foreign_node", "lost_majority"}
 """Faults that change members by other rules, or the set of nodes."""
 
@@ -61,6 +62,7 @@ class MachineInjector(ClusterInjector):
             **super().moments(),
             "machine_crash": self._machine_crash,
             "machine_cut": self._machine_cut,
+            "replica_move": self.world.move_replica,
         }
 
     def _machine(self) -> list[ClusterNode]:
@@ -123,6 +125,30 @@ class MachineWorld(ClusterWorld):
 
     def _make_checker(self, group: int) -> ClusterChecker:
         return VotersChecker(self, group, self.plan.hash_every)
+
+    def move_replica(self) -> None:
+        """Has the leader of a queue take the next step of a move between processes of a machine
+        (`broker.replica_moves`), or begin one."""
+        rng = self.scheduler.rng
+        leading = self.leader_of(rng.choice(sorted(self.groups))) if self.groups else None
+        if leading is None:
+            return
+        node, replica = leading
+        members, group = replica.core.members, replica.group
+        if members.stand_in is not None:
+            target, source = members.stand_in
+            if source == node.number or not is_complete(replica, target):
+                return
+            done = node.host.replace_member(group, source, target)
+        else:
+            source = rng.choice(sorted(members.voters))
+            place = self.nodes[source].place
+            target = node_number(place.machine, PROCESSES + 1 - place.process)
+            if source == node.number or target in members.nodes:
+                return
+            done = node.host.stand_in(group, target, source)
+        if done:
+            self.trace.fault("replica_move", "world", f"group {group}: {source} to {target}")
 
     def check_voters(self, leader: int, group: int, members: Membership) -> None:
         """Raises InvariantBroken when a leader has two nodes of a zone vote in a queue, which was

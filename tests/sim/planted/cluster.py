@@ -54,6 +54,16 @@ def vote_before_vote() -> None:
     voters.voter_step = planted  # type: ignore[assignment]
 
 
+@plant("a replica moves with a vote before it has none", "replica_move", load="machines")
+def move_with_a_vote() -> None:
+    from convoymq.shells.groups.host import ReplicaHost
+
+    def planted(self: Any, group: int, node: int, source: int) -> bool:
+        return bool(self.add_member(group, node))
+
+    ReplicaHost.stand_in = planted  # type: ignore[method-assign]
+
+
 @plant("the number of a deleted queue is given out again", "none")
 def number_given_out_again() -> None:
     from convoymq.metadata.queues import Queues

@@ -21,6 +21,8 @@ NEVER = 1 << 62
 class Learner:
     """A non-voter. It becomes a voter when its log reaches `promote_at`.
 
+    One above `NEVER` names, by the difference, the member whose place it is to take (ADR 0227).
+
     `replica_number` is that of the start that asked to be taken in; 0 when none did.
     """
 
@@ -44,6 +46,14 @@ class Membership:
     def learner(self, node: int) -> Learner | None:
         """Returns the non-voter of that number."""
         return next((found for found in self.learners if found.node == node), None)
+
+    @property
+    def stand_in(self) -> tuple[int, int] | None:
+        """Returns a non-voter that is to take another member's place, and that member."""
+        for learner in self.learners:
+            if learner.promote_at > NEVER and learner.promote_at - NEVER in self.nodes:
+                return learner.node, learner.promote_at - NEVER
+        return None
 
     def with_learner(self, learner: Learner) -> Membership:
         """Returns this membership and one non-voter more."""

@@ -503,6 +503,11 @@ class ReplicaHost:
         replica = self.groups.get(group)
         return replica is not None and replica.is_leader and replica.changes.add(node, voter=voter)
 
+    def stand_in(self, group: int, node: int, source: int) -> bool:
+        """Leader: adds a learner that will take the place of a member (`replace_member`)."""
+        replica = self.groups.get(group)
+        return replica is not None and replica.is_leader and replica.changes.stand_in(node, source)
+
     def set_vote(self, group: int, node: int, *, votes: bool) -> bool:
         """Leader: gives a member a vote, once it has caught up, or takes it away; False = not
         leader, no member, or another change is under way."""

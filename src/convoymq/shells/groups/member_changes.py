@@ -87,6 +87,13 @@ class MemberChanges:
         learner = self.core.changes.new_learner(node) if voter else Learner(node, NEVER)
         return self.propose(members.with_learner(learner))
 
+    def stand_in(self, node: int, source: int) -> bool:
+        """Leader: adds a learner that is to take a member's place when it is told to."""
+        members = self.core.members
+        if node in members.nodes or source not in members.nodes:
+            return False
+        return self.propose(members.with_learner(Learner(node, NEVER + source)))
+
     def set_vote(self, node: int, *, votes: bool) -> bool:
         """Leader: has a member get a vote once it has caught up, or takes its vote away."""
         members = self.core.members
@@ -109,7 +116,9 @@ class MemberChanges:
         up; one entry, so that no new leader can know of one half only. `by` 0: only removes."""
         members = self.core.members.without(node)
         if by:
-            members = members.with_learner(self.core.changes.new_learner(by))
+            learner = members.learner(by)
+            known = learner.replica_number if learner is not None else 0
+            members = members.with_learner(self.core.changes.new_learner(by, known))
         return self.propose(members)
 
     def force(self, members: Membership) -> str | None:

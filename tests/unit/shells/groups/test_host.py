@@ -1166,6 +1166,27 @@ def test_a_vote_is_taken_away_and_given_back(net: Net) -> None:
     assert not net.hosts[other].set_vote(GROUP, net.leader, votes=False)
 
 
+def test_a_learner_takes_the_place_of_a_member() -> None:
+    net = Net()
+    for node in (1, 2, 3):
+        net.add(node, (1, 2, 3))
+    net.run(3000)
+    net.put(net.leader, 8)
+    net.run(100)
+    source = net.leader % 3 + 1
+    host, leader = net.hosts[net.leader], net.hosts[net.leader].groups[GROUP]
+    assert host.stand_in(GROUP, 4, source)
+    net.add(4, (1, 2, 3), learner=True)
+    net.run(3000)
+    assert leader.members == (1, 2, 3)
+    assert net.machines[4].values == net.machines[net.leader].values
+    assert leader.core.members.stand_in == (4, source)
+    assert host.replace_member(GROUP, source, 4)
+    net.run(3000)
+    assert leader.core.members.voters == {1, 2, 3, 4} - {source}
+    assert leader.core.members.learners == ()
+
+
 def fill(net: Net, source: int, *to: int) -> None:
     net.full[source].update(to)
 
