@@ -228,6 +228,56 @@ def test_the_processes_of_a_killed_supervisor_end_in_order(
     until(lambda: running(cluster) == NODES)
 
 
+def convoy(url: str, *words: str) -> None:
+    """Runs the command line against the machine of an HTTP port."""
+    command = [sys.executable, "-m", "convoymq.cli", *words, "--url", url]
+    subprocess.run(command, check=True)
+
+
+def is_refused(port: int) -> bool:
+    with contextlib.suppress(OSError, pika.exceptions.AMQPError):
+        connect(port).close()
+        return False
+    return True
+
+
+def test_a_machine_is_drained_revived_forgotten_and_comes_back_empty(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Each command acts on all processes of a machine, under load through the others."""
+    made = LocalCluster(tmp_path_factory.mktemp("ops"), MACHINES, SECOND_PORT, {}, PROCESSES)
+    with made as cluster:
+        cluster.wait_ready()
+        until(lambda: running(cluster) == NODES)
+        first, third = cluster.nodes[0], cluster.nodes[2]
+        url = f"http://127.0.0.1:{first.http_port}"
+        with publishing(cluster) as publisher:
+            convoy(url, "upgrade", "drain", "3", "--machine")
+            until(lambda: is_refused(third.amqp_port))
+            publisher.more()
+            rows = {row["id"]: row for row in cluster.api("convoy/machines")}
+            assert [row["nodes"] for row in rows.values()] == [[1, 33], [2, 34], [3, 35]]
+            assert [row["being_drained"] for row in rows.values()] == [False, False, True]
+            convoy(url, "upgrade", "revive", "3", "--machine")
+            until(lambda: not is_refused(third.amqp_port))
+            publisher.more()
+
+            cluster.kill(3, signal.SIGTERM)
+            cluster._processes[3].wait()
+            cluster.poll()
+            convoy(url, "cluster", "forget", "3", "--machine")
+            publisher.more()
+            assert {row["id"] for row in cluster.api("nodes")} == {1, 33, 2, 34}
+            # Two machines are no three zones: three of their nodes vote.
+            until(lambda: len(cluster.api("convoy/node")["metadata_voters"]) == 3)
+            shutil.rmtree(cluster.data / "node-3" / "data")
+            cluster._write_config(third)
+            cluster.start_node(3)
+            cluster.wait_ready()
+            until(lambda: running(cluster) == NODES)
+            until(lambda: voters(cluster).keys() == {1, 2, 3})
+
+
 def restart(cluster: LocalCluster, number: int, processes: int) -> None:
     """Restarts a node with another number of processes."""
     node = cluster.nodes[number - 1]
@@ -290,10 +340,8 @@ def test_data_of_one_process_are_spread_over_several_and_back(
                 url = f"http://127.0.0.1:{cluster.nodes[number % MACHINES].http_port}"
                 for process in range(count, 1, -1):
                     leaving = str(node_number(number, process))
-                    drain = ["upgrade", "drain", leaving]
-                    for words in (drain, ["cluster", "forget", leaving, "--force"]):
-                        command = [sys.executable, "-m", "convoymq.cli", *words, "--url", url]
-                        subprocess.run(command, check=True)
+                    convoy(url, "upgrade", "drain", leaving)
+                    convoy(url, "cluster", "forget", leaving, "--force")
                 restart(cluster, number, 1)
                 publisher.more()
             until(lambda: running(cluster) == {1, 2, 3})

@@ -25,13 +25,13 @@ from convoymq.cli.cluster import (
     read_state,
     resident_bytes,
 )
-from convoymq.cli.machines import machines
 from convoymq.cli.output import HELP, Format, FormatOption, fail, print_json, show, table
 from convoymq.cli.recover import recover
 from convoymq.cli.tls import tls_app
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.json import Json
 from convoymq.model.machine_checks import ERROR, WARNING, machine_findings
+from convoymq.model.machine_rows import machines, state_of
 from convoymq.model.near_names import hint
 
 if TYPE_CHECKING:
@@ -393,7 +393,9 @@ def status(
         else:
             columns = ["name", "running", "release", "uptime", "connections", "mem_used"]
             columns += ["mem_alarm", "supported_versions"]
-            shown = found if processes else machines(found)
+            shown = found
+            if not processes:
+                shown = [{**row, "running": state_of(row)} for row in machines(found)]
             cells = [[row.get(column) for column in columns] for row in shown]
             builds = builds_text([(row.get("name"), row.get("build")) for row in found])
             show(table(columns, cells, caption=builds))

@@ -9,6 +9,7 @@ from convoymq.edges.http.call import DONE, Call, Status, object_not_found
 from convoymq.edges.http.fields import number, object_in, text_in
 from convoymq.edges.http.json_values import count_in
 from convoymq.edges.http.routes import Routes
+from convoymq.model import machine_rows
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.json import JsonObject
 from convoymq.model.slices import in_slices
@@ -32,6 +33,12 @@ MEMORY_PARTS = (
 async def nodes(call: Call) -> list[JsonObject]:
     call.need(call.is_monitor)
     return await resources.nodes(call.broker, call.rates, call.ranges)
+
+
+@routes.listing("convoy/machines")
+async def machines(call: Call) -> list[JsonObject]:
+    """Lists machines: the row of a machine's first process, with the sums of all."""
+    return machine_rows.machines(await nodes(call))
 
 
 @routes.add("GET", "nodes/{node}")
