@@ -115,3 +115,29 @@ def _is_function(module: str, name: str) -> bool:
         return False
     functions = (x for x in ast.parse(path.read_text()).body if isinstance(x, ast.FunctionDef))
     return name in {function.name for function in functions}
+
+
+_METHOD = re.compile(r"^ +cdef (?:inline )?(?:[\w\[\]]+ )?(_\w+)\(", re.MULTILINE)
+
+
+def test_interpreted_modules_call_no_methods_that_only_compiled_ones_see() -> None:
+    """A `cdef` method has no name at run time: a call from an interpreted module fails, in compiled
+    builds only. Modules of queues get machines as `Any`, so the type checker is no help."""
+    hidden = {name for path in DECLARED for name in _METHOD.findall(_types_of(path))}
+    found = []
+    for path in sorted((SOURCE / "convoymq" / "queues").rglob("*.py")):
+        if path not in DECLARED:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and not isinstance(node.func.value, ast.Name)
+                    and node.func.attr in hidden
+                ):
+                    found.append(f"{path.stem}:{node.lineno} {node.func.attr}")
+    assert "_accept" in hidden
+    assert found == []
+
+
+def _types_of(path: Path) -> str:
+    return path.with_suffix(".pxd").read_text()

@@ -23,6 +23,6 @@ cdef class SessionTable:
         self, object session_id, uint64_t seq, int kind, uint64_t count, uint64_t arg
     )
     cdef _answer(self, Session session)
-    cdef _applied(self, Session session)
+    cpdef _applied(self, Session session)
     @cython.locals(session=Session)
     cdef _end_entry(self)

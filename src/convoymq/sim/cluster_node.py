@@ -328,7 +328,7 @@ class ClusterNode(GroupNode):
     ) -> None:
         world = self.world
         self._name_storage()
-        self.tree = watch(IndexedTree(), self, 0)
+        self.tree = watch(IndexedTree, self, 0)
         world.trace.add(self.name, f"opens the tree with {members}, learner {learner}")
         # The store needs the builder of the group, the group its sink.
         sink = MetadataSink()
@@ -452,9 +452,9 @@ class ClusterNode(GroupNode):
         if isinstance(made, QuorumMachine):
             settings = dict(made.settings)
             settings["disconnect_timeout_ms"] = self.world.plan.settings["disconnect_timeout_ms"]
-            return watch(QuorumMachine(settings), self, record.group)
+            return watch(QuorumMachine, self, record.group, settings)
         assert isinstance(made, StreamMachine)
-        return watch(made, self, record.group)
+        return watch(StreamMachine, self, record.group, made.settings)
 
     def _on_change(self, change: Change) -> None:
         assert self.local is not None

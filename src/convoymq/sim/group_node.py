@@ -6,7 +6,8 @@ ticks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -47,23 +48,37 @@ STORAGE_TICK_MS = 250
 AUDIT_MS = 2_000
 
 
-def watch(machine: Watched, node: GroupNode, group: int) -> Watched:
-    """Has the machine of a replica report what it applies and restores; returns it."""
-    apply, restore = machine.apply, machine.restore
+class _Reporting:
+    """Part of the class of a machine that reports what it applies and restores. A subclass, because
+    methods of compiled machines cannot be replaced."""
 
-    def reported(index: int, time_ms: int, data: bytes) -> None:
+    _place: tuple[GroupNode, int]
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        machine, (node, group) = cast(IndexedMachine, self), self._place
         before = len(machine.effects)
-        apply(index, time_ms, data)
+        super().apply(index, time_ms, data)  # type: ignore[misc]
         node.world.on_applied(node, group, machine, data, machine.effects[before:])
 
-    def restored(state: bytes) -> None:
-        restore(state)
+    def restore(self, state: bytes) -> None:
+        machine, (node, group) = cast(IndexedMachine, self), self._place
+        super().restore(state)  # type: ignore[misc]
         if machine.index:
             node.world.on_restored(node, group, machine)
 
-    machine.apply = reported  # type: ignore[method-assign]
-    machine.restore = restored  # type: ignore[method-assign]
-    return machine
+
+@cache
+def _reporting(machine_class: Any) -> Any:
+    return type(machine_class.__name__, (_Reporting, machine_class), {})
+
+
+def watch(
+    machine_class: Callable[..., Watched], node: GroupNode, group: int, *arguments: object
+) -> Watched:
+    """Makes the machine of a replica, which reports what it applies and restores."""
+    made: Watched = _reporting(machine_class)(*arguments)
+    made._place = (node, group)  # type: ignore[attr-defined]
+    return made
 
 
 class WatchedStorage(Storage):
@@ -249,7 +264,7 @@ class GroupNode(SimNode):
 
     def make_machine(self, settings: Mapping[str, int], group: int) -> Machine:
         """Returns the machine of a replica on this node."""
-        return watch(self.world.load.make_machine(settings), self, group)
+        return watch(self.world.load.machine_class, self, group, settings)
 
     def supports_of(self, _peer: int) -> dict[str, tuple[int, int]]:
         """Returns what HELLO says of a peer's machine versions."""

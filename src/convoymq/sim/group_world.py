@@ -57,6 +57,8 @@ class GroupLoad(PlannedLoad):
     """A load whose groups the world places; a subclass says what a group is."""
 
     kinds: ClassVar[tuple[str, ...]] = KINDS
+    machine_class: Callable[[Mapping[str, int]], IndexedMachine]
+    """Makes the machine of a replica from a group's settings."""
     world: GroupWorld
 
     # A group.
@@ -67,10 +69,6 @@ class GroupLoad(PlannedLoad):
 
     def make_referee(self, group: int, settings: dict[str, int]) -> GroupReferee:
         """Returns the referee of a group; may change the group's settings."""
-        raise NotImplementedError("the world makes groups itself")
-
-    def make_machine(self, settings: Mapping[str, int]) -> IndexedMachine:
-        """Returns the machine of a replica."""
         raise NotImplementedError("the world makes groups itself")
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:

@@ -439,6 +439,7 @@ class LinkLoad(GroupLoad):
     """See the module text."""
 
     text = "links that are resumed, into quorum queues"
+    machine_class = QuorumMachine
     kinds = tuple(kind for kind in KINDS if kind in FAULTS | {"membership"})
     world_class = LinkWorld
 
@@ -475,10 +476,6 @@ class LinkLoad(GroupLoad):
         self.settled[group] = set()
         made = self.referees[group] = LinkReferee(group, self)
         return made
-
-    def make_machine(self, settings: dict[str, int]) -> QuorumMachine:  # type: ignore[override]
-        """See `GroupLoad`."""
-        return QuorumMachine(settings)
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:
         """See `GroupLoad`."""

@@ -99,7 +99,7 @@ class MixedNode(GroupNode):
 
     def make_machine(self, settings: Mapping[str, int], group: int) -> QuorumMachine:
         """Returns the machine of the release that this node runs."""
-        return watch(self.machine_class(settings), self, group)
+        return watch(self.machine_class, self, group, settings)
 
     def supports_of(self, peer: int) -> dict[str, tuple[int, int]]:
         """Returns what a running node's HELLO says of its machine versions."""

@@ -312,6 +312,7 @@ class PartitionLoad(StreamLoad):
     """Partitions of topics, each on its own."""
 
     text = "partitions of topics, each on its own"
+    machine_class = PartitionGroupMachine
 
     def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
         settings = super().draw_settings(rng, settings)
@@ -319,9 +320,6 @@ class PartitionLoad(StreamLoad):
 
     def make_referee(self, group: int, settings: dict[str, int]) -> PartitionReferee:
         return PartitionReferee(group, settings)
-
-    def make_machine(self, settings: Mapping[str, int]) -> PartitionGroupMachine:
-        return PartitionGroupMachine({**settings})
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> PartitionQueue:
         return PartitionQueue(**parts, ask_node=node.ask_node, answers=node.answers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
 
 from convoymq.model.compatibility import COMPATIBILITY, RELEASES
@@ -43,6 +42,7 @@ class QuorumLoad(GroupLoad):
     """Quorum queues; their policies change, and messages are chosen, moved and deleted."""
 
     text = "quorum queues"
+    machine_class = QuorumMachine
     world_class = GroupWorld
     referee_class: type[Referee] = Referee
     has_operations = True
@@ -81,9 +81,6 @@ class QuorumLoad(GroupLoad):
         referee.model.chosen = self.chosen[group] = ChosenModel(self.arrivals.taken)
         self._begin_policy(group, settings["delivery_limit"])
         return referee
-
-    def make_machine(self, settings: Mapping[str, int]) -> QuorumMachine:
-        return QuorumMachine(settings)
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:
         routes = ChosenRoutes(self, node.process)

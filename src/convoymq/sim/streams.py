@@ -13,7 +13,7 @@ own memory of producers. What it asserts:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -326,6 +326,7 @@ class StreamLoad(GroupLoad):
     """Streams."""
 
     text = "streams instead of quorum queues"
+    machine_class = StreamMachine
     world_class = GroupWorld
 
     def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
@@ -342,9 +343,6 @@ class StreamLoad(GroupLoad):
 
     def make_referee(self, group: int, settings: dict[str, int]) -> StreamReferee:
         return StreamReferee(group)
-
-    def make_machine(self, settings: Mapping[str, int]) -> StreamMachine:
-        return StreamMachine(settings)
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> StreamQueue:
         return StreamQueue(**parts, ask_node=node.ask_node, answers=node.answers)

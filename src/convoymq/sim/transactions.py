@@ -402,6 +402,7 @@ class TransactionLoad(GroupLoad):
     """See the module text."""
 
     text = "transactions over two or three quorum queues"
+    machine_class = QuorumMachine
     kinds = tuple(kind for kind in KINDS if kind in FAULTS | {"membership"})
     world_class = TransactionWorld
 
@@ -422,10 +423,6 @@ class TransactionLoad(GroupLoad):
         """See `GroupLoad`."""
         made = self.referees[group] = TransactionReferee(group, self.book)
         return made
-
-    def make_machine(self, settings: dict[str, int]) -> QuorumMachine:  # type: ignore[override]
-        """See `GroupLoad`."""
-        return QuorumMachine(settings)
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:
         """See `GroupLoad`."""
