@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NoReturn
 
 import msgspec
 
@@ -28,25 +27,22 @@ from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ConsumerSpec, Delivery, PublishOutcome, QueueClient
 from convoymq.queues.link_claims import TAGGED, claim_of, digest_of
 from convoymq.queues.quorum.client import QuorumClient
-from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.sessions import APPLIED_OK, decode_map
-from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, Effect, Machine
+from convoymq.replication.machine import EFFECT_APPLIED, Effect
 from convoymq.sim.clients import ChannelParts, ranges_of, record_of
-from convoymq.sim.delivery_model import InvariantBroken
-from convoymq.sim.delivery_parts import Key, name_of
+from convoymq.sim.delivery_parts import name_of
 from convoymq.sim.engine import Result
 from convoymq.sim.faults import KINDS, Plan
+from convoymq.sim.given import Given, GivenReferee
 from convoymq.sim.group_node import GroupNode
 from convoymq.sim.group_world import GroupLoad, GroupWorld
 from convoymq.sim.machines import FAULTS
 from convoymq.sim.owners import OwnerChannel
 from convoymq.sim.records import identity_of
 from convoymq.sim.senders import WatchedQueue
-from convoymq.sim.transactions import Given
 from convoymq.sim.world import ChannelKind
 
-INVARIANTS_EVERY = 4
 CLIENTS = 2
 """Of each queue."""
 TIMEOUTS_MS = (100_000, 100_000, 100_000, 400)
@@ -73,65 +69,39 @@ class Client:
     """Messages whose outcome it does not know."""
 
 
-class LinkReferee:
-    """The referee of one queue; a `GroupReferee`."""
+class LinkReferee(GivenReferee):
+    """The referee of one queue."""
 
-    def __init__(self, group: int, load: LinkLoad) -> None:
-        self.group = group
-        self.index = 0
-        self._load = load
-        self._names: dict[Key, bytes] = {}
-        self.keys: dict[bytes, Key] = {}
-        """Message -> place in the log from which it came into the queue."""
-        self.given: dict[Given, bytes] = {}
-        self.last: dict[bytes, Given] = {}
-        """Message -> how it was handed out last."""
+    def __init__(self, group: int) -> None:
+        super().__init__(group)
         self._asked: dict[tuple[int, int], tuple[int, bytes, bool] | None] = {}
         """(session, seq) of a CHECKOUT -> its consumer, the key of its link, whether it resumes;
         None: it was answered."""
         self._holders: dict[bytes, list[tuple[int, int]]] = {}
         """Key -> (session, consumer) of those that had the link since one began anew."""
-        self._left = ""
 
-    def fail(self, text: str) -> NoReturn:
-        """Stops the run."""
-        raise InvariantBroken(f"queue {self.group}, entry {self.index}: {text}")
+    def on_checkout(self, session: int, seq: int, number: int, body: bytes, count: int) -> None:
+        """See `GivenReferee`. One that is sent again is answered again, and takes nothing over."""
+        spec = decode_map(body, count)
+        self._asked.setdefault((session, seq), (number, spec["link"], spec["resumes"]))
 
-    def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
-        """See `GroupReferee`."""
-        self.index = index
-        for kind, _, session, seq, count, arg, offset, _ in batch.commands(data):
-            if kind == batch.CMD_ENQUEUE:
-                for i in range(count):
-                    self._names[index, offset, i] = identity_of(batch.record(data, offset, i))
-            elif kind == batch.CMD_CHECKOUT:
-                # One that is sent again is answered again, and takes nothing over.
-                spec = decode_map(batch.command_body(data, offset), count)
-                asked = (arg, spec["link"], spec["resumes"])
-                self._asked.setdefault((session, seq), asked)
-        for effect in effects:
-            if effect[0] == EFFECT_APPLIED and effect[3] == APPLIED_OK:
-                taking = self._asked.get((effect[1], effect[2]))
-                if taking is not None and isinstance(effect[4], list):
-                    number, key, resumes = taking
-                    self._asked[effect[1], effect[2]] = None
-                    self._on_taken((effect[1], number), key, resumes, effect[4][1:])
-            elif effect[0] == EFFECT_DELIVER:
-                _, session, consumer, first_id, at, offset, first, count, *_ = effect
-                for i in range(count):
-                    given = Given(session, consumer, first_id + i)
-                    self._on_given(given, self._names[at, offset, first + i], at, offset, first + i)
+    def on_effect(self, effect: Effect) -> None:
+        """See `GivenReferee`."""
+        super().on_effect(effect)
+        if effect[0] == EFFECT_APPLIED and effect[3] == APPLIED_OK:
+            taking = self._asked.get((effect[1], effect[2]))
+            if taking is not None and isinstance(effect[4], list):
+                number, key, resumes = taking
+                self._asked[effect[1], effect[2]] = None
+                self._on_taken((effect[1], number), key, resumes, effect[4][1:])
 
-    def _on_given(self, given: Given, identity: bytes, *place: int) -> None:
-        key = (place[0], place[1], place[2])
-        if self.keys.setdefault(identity, key) != key:
-            self.fail(f"{name_of(identity)} is in the queue as {key}, and as {self.keys[identity]}")
+    def on_given(self, given: Given, identity: bytes, acquired: int) -> None:
+        """See `GivenReferee`."""
         known = self.given.get(given)
         if known is not None and known != identity:
             self.fail(f"{given} is {name_of(identity)}, and was {name_of(known)}")
         if known is None:
-            self.given[given] = identity
-            self.last[identity] = given
+            super().on_given(given, identity, acquired)
 
     def _on_taken(
         self, holder: tuple[int, int], key: bytes, resumes: bool, ranges: Sequence[int]
@@ -157,33 +127,6 @@ class LinkReferee:
     def follows(self, key: bytes, before: tuple[int, int]) -> bool:
         """Returns whether all since a consumer had a link have resumed it."""
         return before in self._holders.get(key, ())
-
-    def check_machine(self, machine: Machine) -> None:
-        """See `GroupReferee`."""
-        assert isinstance(machine, QuorumMachine)
-        if not self.index % INVARIANTS_EVERY:
-            check_invariants(machine)
-        totals = machine.totals()
-        counts = {name: totals[name] for name in ("ready", "unacked") if totals[name]}
-        self._left = f"queue {self.group} has {counts}" if counts else ""
-
-    def waits_for(self) -> str:
-        """See `GroupReferee`."""
-        return self._left
-
-    def on_received(self, given: Given, identity: bytes) -> None:
-        """A client got a message."""
-        if self.given.get(given) != identity:
-            self.fail(f"{given} got {name_of(identity)}, which the log did not give it")
-
-    def check(self, confirmed: set[bytes], settled: set[Given]) -> None:
-        """Asserts what holds at the end, when the queue is empty."""
-        for identity in confirmed:
-            if identity not in self.keys:
-                self.fail(f"{name_of(identity)} was accepted, and never came")
-        for identity, last in self.last.items():
-            if last not in settled:
-                self.fail(f"{name_of(identity)} has left, and {last} was not settled")
 
 
 class LinkChannel(OwnerChannel):
@@ -474,7 +417,7 @@ class LinkLoad(GroupLoad):
         ]
         self.confirmed[group] = set()
         self.settled[group] = set()
-        made = self.referees[group] = LinkReferee(group, self)
+        made = self.referees[group] = LinkReferee(group)
         return made
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:

@@ -90,6 +90,11 @@ class SimLoop:
         finally:
             _set_running_loop(outer)
 
+    @staticmethod
+    async def pause(delay_s: float) -> None:
+        """Waits in a coroutine of the loop."""
+        await asyncio.sleep(delay_s)
+
     # What asyncio asks of a loop.
 
     def time(self) -> float:

@@ -7,6 +7,7 @@ LOADS = {
     "reservations": "convoymq.sim.reservations:ReservationLoad",
     "transactions": "convoymq.sim.transactions:TransactionLoad",
     "links": "convoymq.sim.links:LinkLoad",
+    "filters": "convoymq.sim.filters:FilterLoad",
     "streams": "convoymq.sim.streams:StreamLoad",
     "partitions": "convoymq.sim.partitions:PartitionLoad",
     "cluster": "convoymq.sim.cluster_world:ClusterLoad",

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, NoReturn, cast
+from typing import cast
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError
@@ -32,15 +32,14 @@ from convoymq.queues.interface import (
     PublishOutcome,
     QueueClient,
 )
-from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.transactions import Discharge, State, Work
-from convoymq.replication.machine import EFFECT_DELIVER, Effect, Machine
 from convoymq.sim.clients import ChannelParts, ranges_of, record_of
 from convoymq.sim.delivery_model import InvariantBroken
-from convoymq.sim.delivery_parts import Key, name_of
+from convoymq.sim.delivery_parts import name_of
 from convoymq.sim.engine import Result
 from convoymq.sim.faults import KINDS, Plan
+from convoymq.sim.given import Given, GivenReferee
 from convoymq.sim.group_node import GroupNode
 from convoymq.sim.group_world import GroupLoad, GroupWorld
 from convoymq.sim.machines import FAULTS
@@ -49,8 +48,6 @@ from convoymq.sim.records import identity_of
 from convoymq.sim.senders import WatchedQueue
 from convoymq.sim.world import ChannelKind
 
-INVARIANTS_EVERY = 4
-"""Entries of a run after which a machine checks itself."""
 DEADLINES_MS = (5, 30, 200, 5_000, 20_000)
 COMMIT_CHANCE = 0.4
 PUBLISH_CHANCE = 0.5
@@ -60,14 +57,6 @@ TIMEOUT_CHANCE = 0.02
 """Of a turn while a transaction is under way: its client has waited for long enough."""
 PUBLISHED_MAX = 3
 PREFETCH = 20
-
-
-class Given(NamedTuple):
-    """A message as it was handed out."""
-
-    session: int
-    consumer: int
-    number: int
 
 
 @dataclass(slots=True)
@@ -133,71 +122,27 @@ class Book:
         return settled if happened else set()
 
 
-class TransactionReferee:
-    """The referee of one queue; a `GroupReferee`."""
+class TransactionReferee(GivenReferee):
+    """The referee of one queue."""
 
     def __init__(self, group: int, book: Book) -> None:
-        self.group = group
-        self.index = 0
+        super().__init__(group)
         self._book = book
-        self._names: dict[Key, bytes] = {}
-        """Place in the log -> message; of those that were resent, several."""
-        self.keys: dict[bytes, Key] = {}
-        """Message -> place in the log from which it came into the queue."""
-        self.given: dict[Given, bytes] = {}
-        self.last: dict[bytes, Given] = {}
-        """Message -> how it was handed out last."""
-        self._left = ""
 
-    def fail(self, text: str) -> NoReturn:
-        """Stops the run."""
-        raise InvariantBroken(f"queue {self.group}, entry {self.index}: {text}")
-
-    def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
-        """See `GroupReferee`."""
-        self.index = index
-        for kind, _, _, _, count, _, offset, _ in batch.commands(data):
-            if kind == batch.CMD_ENQUEUE:
-                for i in range(count):
-                    self._names[index, offset, i] = identity_of(batch.record(data, offset, i))
-        for effect in effects:
-            if effect[0] == EFFECT_DELIVER:
-                _, session, consumer, first_id, at, offset, first, count, *_ = effect
-                for i in range(count):
-                    given = Given(session, consumer, first_id + i)
-                    self._on_given(given, (at, offset, first + i))
-
-    def _on_given(self, given: Given, key: Key) -> None:
-        identity = self._names[key]
-        if self.keys.setdefault(identity, key) != key:
-            self.fail(f"{name_of(identity)} is in the queue as {key}, and as {self.keys[identity]}")
+    def on_given(self, given: Given, identity: bytes, acquired: int) -> None:
+        """See `GivenReferee`."""
         group, id = self._book.sent[identity]
         if group != self.group:
             self.fail(f"{name_of(identity)} is of queue {group}")
         if id and self._book.transactions[id].told is State.ABORTED:
             self.fail(f"{name_of(identity)} is handed out, and {id} was aborted")
-        self.given[given] = identity
-        self.last[identity] = given
+        super().on_given(given, identity, acquired)
 
-    def check_machine(self, machine: Machine) -> None:
-        """See `GroupReferee`."""
-        assert isinstance(machine, QuorumMachine)
-        if not self.index % INVARIANTS_EVERY:
-            check_invariants(machine)
-        totals, known = machine.totals(), machine.transactions
-        counts = {name: totals[name] for name in ("ready", "unacked") if totals[name]}
+    def unfinished(self, machine: QuorumMachine) -> tuple[object, ...]:
+        """See `GivenReferee`."""
+        known = machine.transactions
         untold = [id for id, each in known.decided.items() if each.left]
-        waits = (counts, sorted(known.prepared), untold)
-        self._left = f"queue {self.group} has {waits}" if any(waits) else ""
-
-    def waits_for(self) -> str:
-        """See `GroupReferee`."""
-        return self._left
-
-    def on_received(self, given: Given, identity: bytes) -> None:
-        """A client got a message."""
-        if self.given.get(given) != identity:
-            self.fail(f"{given} got {name_of(identity)}, which the log did not give it")
+        return *super().unfinished(machine), sorted(known.prepared), untold
 
 
 class TransactionChannel(OwnerChannel):

@@ -22,6 +22,7 @@ from tests.sim.planted import (  # noqa: F401
     classic,
     cluster,
     consensus,
+    filters,
     links,
     migrations,
     mirrored,

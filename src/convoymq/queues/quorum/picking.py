@@ -140,7 +140,7 @@ class Picker:
         """Lets the consumer have messages below an id; a drain gets what there is now."""
         self._limit = limit
         self._drains = drain
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = self._client.queue.filter_reader.tasks.spawn(self._run())
 
     def stop(self) -> None:
@@ -150,17 +150,13 @@ class Picker:
             self._task = None
 
     async def _run(self) -> None:
-        try:
-            while self._limit > self._next_id or self._drains:
-                try:
-                    await self._step()
-                except NotFound:
-                    return
-                except BrokerError:
-                    await asyncio.sleep(RETRY_S)
-        finally:
-            if self._task is asyncio.current_task():
-                self._task = None
+        while self._limit > self._next_id or self._drains:
+            try:
+                await self._step()
+            except NotFound:
+                return
+            except BrokerError:
+                await asyncio.sleep(RETRY_S)
 
     async def _step(self) -> None:
         drains = self._drains
