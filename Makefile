@@ -87,7 +87,7 @@ bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
 	$(BIN)/python benchmarks/spark.py
 
 test-spark-full: setup ## The kills of the Spark tests once at full size: 342,000 rows and more
-	CONVOY_SPARK_FAULT_SCALE=180 $(BIN)/python -m pytest -q tests/spark -k "killed or executor"
+	CONVOY_SPARK_FAULT_SCALE=180 $(BIN)/python -m pytest -q tests/spark -k "killed or executor or values_of_a_schema"
 
 test-capture: setup ## `convoy pipeline capture` with a real MariaDB, which is installed if it is missing
 	@tools/install_mariadb.sh

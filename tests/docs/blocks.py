@@ -32,6 +32,11 @@ import json, multiprocessing, shlex, subprocess, sys
 from concurrent.futures import ProcessPoolExecutor
 from convoymq import cli
 names = {"__name__": "__main__"}
+def run(words):
+    if "spark" in names:
+        pipelines.submit(cli._main, words).result()
+    else:
+        cli._main(words)
 with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pipelines:
     for kind, place, text in json.loads(sys.argv[1]):
         print(f"--- {place}", flush=True)
@@ -41,13 +46,14 @@ with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pipelines:
         elif all(line.startswith("convoy pipeline ") for line in lines):
             for line in lines:
                 try:
-                    pipelines.submit(cli._main, shlex.split(line)[1:]).result()
+                    run(shlex.split(line)[1:])
                 except SystemExit as end:
                     assert not end.code, line
         else:
             subprocess.run(["bash", "-euc", text], check=True)
 """
-"""Runs the blocks. The pipelines of a page share a process: one Java starts for all of them."""
+"""Runs the blocks. The pipelines of a page share a Java: that of the page, or of a process of their
+own while the page has a session, which they would end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import rand
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from convoymq.spark import session
 from convoymq.spark.query_runs import run_queries
 
 
-def main() -> None:
-    """Runs one query to its end."""
-    job = json.loads(sys.argv[1])
-    spark = session("driver", master=job.get("master"), conf=job.get("conf"))
+def writer_of(spark: SparkSession, job: dict[str, Any]) -> DataStreamWriter:
+    """Returns the query of a job, for a session of any process."""
     rows = spark.readStream.format(job["format"]).options(**job["options"]).load()
     if job.get("shuffle"):
         rows = rows.withColumn("chance", rand()).repartition(job["shuffle"], "chance")
@@ -29,8 +30,14 @@ def main() -> None:
         writer = writer.option("convoymq.produce.maxRows", "100")
     else:
         writer = rows.writeStream.format("parquet").option("path", job["out"])
-    writer = writer.option("checkpointLocation", job["checkpoint"])
-    run_queries([writer.trigger(**job["trigger"])])
+    return writer.option("checkpointLocation", job["checkpoint"]).trigger(**job["trigger"])
+
+
+def main() -> None:
+    """Runs one query to its end."""
+    job = json.loads(sys.argv[1])
+    spark = session("driver", master=job.get("master"), conf=job.get("conf"))
+    run_queries([writer_of(spark, job)])
     spark.stop()
 
 

@@ -564,39 +564,61 @@ def test_keys_of_several_columns_change_in_one_of_them(spark: SparkSession, tmp_
 
 
 @pytest.mark.parametrize(
-    ("cuts", "rows_max"),
-    [([7], 1), ([7], 1_000_000), ([2, 1, 4], 1_000_000), ([1] * 7, 1_000_000), ([4, 3], 1)],
+    ("rows_max", "cuts"), [(1, ([7], [4, 3])), (1_000_000, ([7], [2, 1, 4], [1] * 7))]
 )
 def test_a_truncate_removes_the_rows_before_it(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    cuts: list[int],
     rows_max: int,
+    cuts: tuple[list[int], ...],
 ) -> None:
+    """Each way to cut the events into batches has a table of its own."""
     monkeypatch.setattr(merging, "MERGE_ROWS_MAX", rows_max)
+    names = [f"t{number}" for number in range(len(cuts))]
+
+    def of_table(name: str, *events: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**event, "source": {"table": name}} for event in events]
+
+    def of_all(*events: dict[str, Any]) -> list[dict[str, Any]]:
+        return [each for name in names for each in of_table(name, *events)]
+
     events = [
         {"op": "c", "after": {"id": 1, "name": "one"}},
         {"op": "c", "after": {"id": 2, "name": "two"}},
-        {"op": "t", "before": None, "after": None, "source": {"table": "x"}},
+        {"op": "t", "before": None, "after": None},
         {"op": "m", "message": {"prefix": "p", "content": "YQ=="}},
         {"op": "c", "after": {"id": 2, "name": "new"}},
         {"op": "t"},
         {"op": "c", "after": {"id": 3, "name": "three"}},
     ]
-    spec = TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",))
-    applier = Applier(spark, spec)
-    cases = [(list(enumerate(events)), cuts)]
-    write_side_by_side(applier, spark, cases, itertools.count())
-    assert table(spark, tmp_path / "t") == {3: "three"}
+    specs = [
+        TableSpec(name=name, path=str(tmp_path / name), schema=SCHEMA, keys=("id",))
+        for name in names
+    ]
+    applier = Applier(spark, *specs)
+
+    def assert_all_hold(rows: dict[int, str]) -> None:
+        assert [table(spark, Path(spec.path)) for spec in specs] == [rows] * len(specs)
+
+    batches = itertools.count()
+    cases = [
+        (list(enumerate(of_table(name, *events))), counts)
+        for name, counts in zip(names, cuts, strict=True)
+    ]
+    write_side_by_side(applier, spark, cases, batches)
+    assert_all_hold({3: "three"})
     # What is older than it comes late: rows of before, and rows that the table has never had.
-    late = [{"op": "u", "after": {"id": key, "name": "late"}} for key in (1, 2, 9)]
-    applier.write(frame(spark, late, 2), len(cuts))
-    assert table(spark, tmp_path / "t") == {3: "three"}
-    pipeline.purge(spec.path, datetime.timedelta(0))
-    applier.write(frame(spark, late, 2), len(cuts) + 1)
-    applier.write(frame(spark, [{"op": "c", "after": {"id": 9, "name": "nine"}}], 7), 90)
-    assert table(spark, tmp_path / "t") == {3: "three", 9: "nine"}
+    late = of_all(*({"op": "u", "after": {"id": key, "name": "late"}} for key in (1, 2, 9)))
+    before = [(2 + at % 3, event) for at, event in enumerate(late)]
+    applier.write(frame_at(spark, before), next(batches))
+    assert_all_hold({3: "three"})
+    for spec in specs:
+        pipeline.purge(spec.path, datetime.timedelta(0))
+    applier.write(frame_at(spark, before), next(batches))
+    made = of_all({"op": "c", "after": {"id": 9, "name": "nine"}})
+    applier.write(frame_at(spark, [(7, event) for event in made]), next(batches))
+    assert_all_hold({3: "three", 9: "nine"})
 
 
 def test_a_truncate_that_is_cut_off_is_carried_out_by_the_repeat(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from convoymq.spark.query_runs import run_queries
 from tests.patience import PATIENCE_S, pause_s
 from tests.ports import single_port
 from tests.spark.cluster import Broker
+from tests.spark.driver import writer_of
 from tests.spark.quick_start import SCRUBBED, spark_environment
 from tests.spark.support import SCALE, numbered
 
@@ -52,15 +54,18 @@ class Programs:
         self._stack.callback(kill, process)
         return process
 
-    def driver(self, **job: Any) -> subprocess.Popen[bytes]:
-        known = {
+    def job(self, **job: Any) -> dict[str, Any]:
+        return {
             "out": str(self.path / "out"),
             "checkpoint": str(self.path / "checkpoint"),
             "master": "local[2,4]",
             "trigger": {"availableNow": True},
             "conf": {"spark.driver.memory": "512m"},
+            **job,
         }
-        return self.start(sys.executable, str(DRIVER), json.dumps({**known, **job}))
+
+    def driver(self, **job: Any) -> subprocess.Popen[bytes]:
+        return self.start(sys.executable, str(DRIVER), json.dumps(self.job(**job)))
 
     def finished(self, process: subprocess.Popen[bytes]) -> None:
         assert process.wait(self._wait_s) == 0, self.log
@@ -99,13 +104,29 @@ def values(spark: SparkSession, programs: Programs) -> list[bytes]:
     return sorted((bytes(row.value) for row in rows), key=int)
 
 
+@contextmanager
+def session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
 @pytest.mark.parametrize(("shuffle", "parts"), [(0, (700, 450, 1000)), (3, (700, 1000))])
 def test_a_driver_is_killed_while_its_batch_is_written_to_a_stream(
-    nodes: Broker, programs: Programs, shuffle: int, parts: tuple[int, ...]
+    spark: SparkSession,
+    nodes: Broker,
+    programs: Programs,
+    shuffle: int,
+    parts: tuple[int, ...],
 ) -> None:
     """Goal: rows come once where a repeated batch has them in the same order, and at least once
     where it has not. Method: a slow batch is killed half written, in the first case once more;
-    each repeat reads in parts of another size, as a busy broker may answer."""
+    each repeat reads in parts of another size, as a busy broker may answer. The last one is by the
+    session of these tests."""
     source, sink = nodes.declare("stream"), nodes.declare("stream")
     rows = numbered(0, 4000 * SCALE)
     nodes.publish(source, rows)
@@ -121,20 +142,20 @@ def test_a_driver_is_killed_while_its_batch_is_written_to_a_stream(
             # Some seconds a batch. Behind a shuffle rows are written when all are read.
             options["convoymq.fetch.maxBytesPerSecond"] = "50000" if not shuffle else "500000"
         enough = len(nodes.values(sink)) + 300
-        driver = programs.driver(
+        # Rows reach the sink while the source still reads.
+        conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "250"}
+        job = programs.job(
             format="convoymq",
             options=options,
             sink=sink,
             shuffle=shuffle,
-            conf={
-                "spark.driver.memory": "512m",
-                # Rows reach the sink while the source still reads.
-                "spark.sql.execution.arrow.maxRecordsPerBatch": "250",
-            },
+            conf={"spark.driver.memory": "512m", **conf},
         )
         if part == parts[-1]:
-            programs.finished(driver)
+            with session_settings(spark, conf):
+                run_queries([writer_of(spark, job)])
         else:
+            driver = programs.driver(**job)
             programs.until(lambda enough=enough: len(nodes.values(sink)) >= enough, driver)
             kill(driver)
             assert programs.batches("commits") == 0
