@@ -7,7 +7,7 @@ import ast
 import functools
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +58,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """The nodes of a source, walked once for all tests."""
+    return tuple(ast.walk(parsed(path)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def trees() -> Iterator[None]:
     """What was parsed is gone after these tests: it is some million objects, none of them garbage,
@@ -65,6 +71,7 @@ def trees() -> Iterator[None]:
     gc.disable()
     yield
     parsed.cache_clear()
+    nodes_of.cache_clear()
     names_used.cache_clear()
     gc.enable()
 
@@ -103,7 +110,7 @@ def is_handler(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> b
 
 def docstrings(path: Path) -> Iterator[ast.Constant]:
     """Yields the docstrings of modules, classes and functions, and those below attributes."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         match node:
             case ast.Expr(value=ast.Constant(value=str()) as docstring):
                 yield docstring
@@ -130,7 +137,7 @@ def test_functions_are_within_their_bound() -> None:
     for path in SOURCES:
         is_kernel = path.parent.name == "kernels"
         bound = KERNEL_FUNCTION_LINES_MAX if is_kernel else FUNCTION_LINES_MAX
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 if lines > bound:
@@ -142,7 +149,7 @@ def test_uses_of_any_are_within_their_bound() -> None:
     """As types: imports do not count."""
     uses = {
         relative(path): sum(
-            isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(parsed(path))
+            isinstance(node, ast.Name) and node.id == "Any" for node in nodes_of(path)
         )
         for path in (*SOURCES, *STUBS)
     }
@@ -150,17 +157,17 @@ def test_uses_of_any_are_within_their_bound() -> None:
     assert sum(uses.values()) <= ANY_MAX, f"{sum(uses.values())} uses of Any, most in {most}"
 
 
-def read_in(tree: ast.Module) -> Iterator[str]:
+def read_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yields the plain names that a source reads: its own, and imported ones."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 yield name
 
 
-def named_in(tree: ast.Module) -> Iterator[str]:
+def named_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yields the names of other modules that a source may mean: imports, attributes, text."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Attribute(attr=name, ctx=ast.Load()):
                 yield name
@@ -192,10 +199,10 @@ def defined_in(path: Path) -> Iterator[str]:
 def names_used() -> frozenset[str]:
     """What other modules, tools, examples and the code of the docs mention. Tests do not count:
     what only they need is theirs."""
-    used = {name for path in SOURCES for name in named_in(parsed(path))}
+    used = {name for path in SOURCES for name in named_in(nodes_of(path))}
     for folder in ("benchmarks", "examples", "tools"):
         for path in (ROOT / folder).rglob("*.py"):
-            used.update(named_in(ast.parse(path.read_text())))
+            used.update(named_in(ast.walk(ast.parse(path.read_text()))))
     texts = [path.read_text() for path in (ROOT / "src").rglob("*.pxd")]
     for page in (ROOT / "docs").rglob("*.md"):
         texts += re.findall(r"^```.*?^```", page.read_text(), re.M | re.S)
@@ -207,7 +214,7 @@ def test_module_level_names_are_used() -> None:
     unused = {
         f"{relative(path)}:{name}"
         for path in SOURCES
-        for name in {*defined_in(path)} - {*read_in(parsed(path))} - names_used()
+        for name in {*defined_in(path)} - {*read_in(nodes_of(path))} - names_used()
         if not name.startswith("__")
     }
     assert unused == set(UNUSED)
