@@ -20,6 +20,7 @@ import pyspark
 
 from convoymq.spark.java import JavaMissing, java_home
 from tests.patience import PATIENCE_S
+from tests.spark.support import SCALE
 
 SCRUBBED = (
     *("PYSPARK_SUBMIT_ARGS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"),
@@ -40,6 +41,13 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stopTimeout": "30s",
 }
+if SCALE == 1:
+    # Batches of some hundred rows: to generate and compile Java for each plan takes longer than to
+    # interpret it. `make test-spark-full` compiles.
+    SETTINGS |= {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
 START = Path(__file__).with_name("start")
 """What Java says, and what Python workers do first."""
 
