@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
@@ -68,15 +68,16 @@ class _Reporting:
 
 
 @cache
-def _reporting(machine_class: Any) -> Any:
-    return type(machine_class.__name__, (_Reporting, machine_class), {})
+def _reporting(machine_class: Callable[..., object]) -> Callable[..., object]:
+    watched = cast(type[object], machine_class)
+    return type(watched.__name__, (_Reporting, watched), {})
 
 
 def watch(
     machine_class: Callable[..., Watched], node: GroupNode, group: int, *arguments: object
 ) -> Watched:
     """Makes the machine of a replica, which reports what it applies and restores."""
-    made: Watched = _reporting(machine_class)(*arguments)
+    made = cast(Watched, _reporting(machine_class)(*arguments))
     made._place = (node, group)  # type: ignore[attr-defined]
     return made
 
