@@ -171,7 +171,7 @@ def test_a_replica_that_stops_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     class FailingMachine(QuorumMachine):
         apply = fails
 
-    monkeypatch.setattr(quorum, "QuorumMachine", FailingMachine)
+    monkeypatch.setattr(quorum.QuorumLoad, "machine_class", FailingMachine)
     failure = run_seed(1).failure
     assert failure is not None
     assert "a bug in apply" in str(failure)
