@@ -16,13 +16,7 @@ from convoymq.model.config import ConfigError, LdapConfig
 from tests.faults.test_ldap import SLAPD, Directory, person, write_config
 from tests.ports import cluster_ports
 
-pytestmark = [
-    pytest.mark.skipif(SLAPD is None, reason="slapd is not there"),
-    # ldap3 calls it where Python still has it.
-    pytest.mark.filterwarnings("ignore:ssl.match_hostname:DeprecationWarning"),
-    # ldap3 leaves the socket of a handshake that failed to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.skipif(SLAPD is None, reason="slapd is not there")
 
 PORT = cluster_ports(__name__)
 SECURE_PORT, BARE_PORT = PORT + 1, PORT + 2
@@ -97,5 +91,5 @@ def test_no_password_is_sent_when_the_directory_has_no_tls(place: Path) -> None:
         log_in(use_starttls=True, port=BARE_PORT, cacertfile=str(place / "ca.pem"))
     with pytest.raises(NotAdmitted, match="does not answer"):
         log_in(use_ssl=True, port=BARE_PORT, cacertfile=str(place / "ca.pem"))
-    with pytest.raises(ConfigError, match=r"cacertfile = .*none\.pem: invalid CA"):
+    with pytest.raises(ConfigError, match=r"cacertfile = .*none\.pem: .*No such file"):
         log_in(use_ssl=True, port=SECURE_PORT, cacertfile=str(place / "none.pem"))

@@ -188,6 +188,23 @@ def _closing(connection: ldap3.Connection) -> Iterator[ldap3.Connection]:
             connection.unbind()
 
 
+class _Tls(ldap3.Tls):
+    """TLS by a context of Python's, which looks at the name in the certificate as well. ldap3 does
+    that itself, after the handshake, and leaves the socket open when the name is a wrong one."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._context = context
+
+    def wrap_socket(self, connection: ldap3.Connection, do_handshake: bool = False) -> None:
+        """Replaces the connection's socket by one with TLS. Raises OSError."""
+        connection.socket = self._context.wrap_socket(
+            connection.socket,
+            do_handshake_on_connect=do_handshake,
+            server_hostname=connection.server.host,
+        )
+
+
 class _Directory:
     """Requests to the directory, which wait for its answers: called in threads."""
 
@@ -197,16 +214,15 @@ class _Directory:
         self._timeout_s = config.timeout_ms / 1000
         self._tls = None
         if config.use_ssl or config.use_starttls:
-            checked = config.verify == "verify_peer"
             try:
-                self._tls = ldap3.Tls(
-                    validate=ssl.CERT_REQUIRED if checked else ssl.CERT_NONE,
-                    ca_certs_file=config.cacertfile or None,
-                )
-            except LDAPException as error:
+                context = ssl.create_default_context(cafile=config.cacertfile or None)
+            except OSError as error:
                 raise ConfigError(
                     f"auth_ldap.ssl_options.cacertfile = {config.cacertfile}: {error}"
                 ) from None
+            if config.verify != "verify_peer":
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            self._tls = _Tls(context)
         self.may_look = bool(config.other_bind_user) or config.other_bind == "anon"
         """True if users can be read without their passwords."""
 
