@@ -163,6 +163,8 @@ diagnostics is_running
 diagnostics list_policies_that_match q => p
 diagnostics list_policies_that_match q => behind
 diagnostics listeners => {amqp}
+diagnostics log_location => stderr
+diagnostics stream_status s => leader
 diagnostics memory_breakdown
 diagnostics metadata_store_status => leader
 diagnostics quorum_status q => leader
@@ -176,6 +178,7 @@ queues check_if_new_quorum_queue_replicas_have_finished_initial_sync
 queues check_if_node_is_mirror_sync_critical
 queues check_if_node_is_quorum_critical
 queues quorum_status q => leader
+queues stream_status s => leader
 queues peek q 1 => body
 queues browse q => one
 queues list_operations q
@@ -348,7 +351,9 @@ def test_every_command_works_in_a_process_of_its_own(shell: Shell) -> None:
     channel.basic_consume("q", lambda *_: None, consumer_tag="tag")
     for number in range(12):
         channel.basic_publish("", "q", f"body one {number}")
-    wrong = [shell.wrong(line) for line in lines_of(MAKING, LOOKING)]
+    wrong = [shell.wrong(line) for line in lines_of(MAKING)]
+    channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    wrong += [shell.wrong(line) for line in lines_of(LOOKING)]
     channel.basic_cancel("tag")
     connection.close()
     wrong += [shell.wrong(line) for line in lines_of(ENDING)]
