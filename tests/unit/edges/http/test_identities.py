@@ -97,6 +97,7 @@ GET nodes/{node}
 GET nodes/{node}/memory
 GET nodes/{node}/memory/relative
 GET convoy/nodes/{node}/groups
+GET convoy/machines
 GET convoy/node
 GET convoy/metadata-store/status
 GET convoy/rebalance
