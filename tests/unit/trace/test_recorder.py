@@ -447,5 +447,5 @@ def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
 def show(traces: Traces) -> None:
     """Renders the metrics of traces, as a node does."""
     text = Text({}, open_metrics=False)
-    metrics._traces(text, cast(Broker, SimpleNamespace(traces=traces)))
+    metrics._traces(text, cast(Broker, SimpleNamespace(traces=traces, spans=None)))
     text.render()
