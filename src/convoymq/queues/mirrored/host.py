@@ -162,10 +162,10 @@ class MirroredHost(DamagedCopies):
         if record.view is None:
             return super().find(record, arguments)
         known = self.get(record.group)
-        is_opened = self.node_id not in record.members or record.group in self._copies
-        if known is not None or not is_opened:
+        is_mirror = record.group in self._copies and self._serves(record)
+        if known is not None or (self.node_id in record.members and not is_mirror):
             return known
-        # A handle that a crash of the master ended is gone.
+        # At a mirror, a handle that a crash of the master ended is gone.
         handle = self._handle(record, arguments, {})
         if not self._serves(record) and not self._may_get_master(record):
             handle.end(self.home_down(record), published_ok=False)
