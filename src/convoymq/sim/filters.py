@@ -14,8 +14,7 @@ out of it (`sim.given`). What is asserted, beyond what holds for every group:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 
 from convoymq.kernels import batch
@@ -26,21 +25,17 @@ from convoymq.messages.record import content_of, names_of
 from convoymq.model.errors import Unavailable
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupOptions
-from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ConsumerSpec, Delivery, PublishOutcome, QueueClient
 from convoymq.queues.quorum.client import QuorumClient
-from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.reservation_reads import Fields
 from convoymq.sim.clients import ChannelParts, ranges_of
 from convoymq.sim.delivery_parts import Key, name_of
 from convoymq.sim.engine import Result
-from convoymq.sim.faults import KINDS, Plan
-from convoymq.sim.given import Given, GivenReferee
+from convoymq.sim.given import Given, GivenLoad, GivenReferee
 from convoymq.sim.group_node import GroupNode
-from convoymq.sim.group_world import GroupLoad, GroupWorld
+from convoymq.sim.group_world import GroupWorld
 from convoymq.sim.loop import LoopTasks, SimLoop
-from convoymq.sim.machines import FAULTS
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.owners import OwnerChannel
 from convoymq.sim.records import identity_of
@@ -340,12 +335,10 @@ class FilterWorld(GroupWorld):
         result.workload |= {"picked": self.load.picked, "answers": self.load.answers}
 
 
-class FilterLoad(GroupLoad):
+class FilterLoad(GivenLoad):
     """See the module text."""
 
     text = "consumers with filters of quorum queues"
-    machine_class = QuorumMachine
-    kinds = tuple(kind for kind in KINDS if kind in FAULTS | {"membership"})
     world_class = FilterWorld
 
     def begin(self, world: GroupWorld) -> None:
@@ -361,12 +354,6 @@ class FilterLoad(GroupLoad):
         self._numbers += 1
         return self._numbers
 
-    def make_plan(self, seed: int, faults: Collection[str] | None) -> Plan:
-        """See `PlannedLoad`."""
-        plan = super().make_plan(seed, faults)
-        settings = {**plan.settings, "delivery_limit": -1, "single_active": False}
-        return replace(plan, settings=settings)
-
     def make_referee(self, group: int, settings: dict[str, int]) -> FilterReferee:
         """See `GroupLoad`."""
         self.confirmed[group] = set()
@@ -374,11 +361,10 @@ class FilterLoad(GroupLoad):
         made = self.referees[group] = FilterReferee(group)
         return made
 
-    def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:
-        """See `GroupLoad`."""
+    def open_queue(self, node: GroupNode, parts: GroupOptions) -> WatchedQueue:
+        """See `GivenLoad`."""
         assert isinstance(node, FilterNode)
         queue = WatchedQueue(**parts, ask_node=node.ask_member)
-        queue.watch(self.world.workload, self.world.plan.lag_entries_max)
         queue.filter_reader.tasks = LoopTasks(node.make_loop())
         return queue
 

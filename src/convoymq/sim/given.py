@@ -1,17 +1,25 @@
-"""Base of the referees of links, transactions and filters: messages of a quorum queue by what the
-log has handed out of it. In the end every message was handed out, and settled."""
+"""Base of the loads of links, transactions and filters, and of their referees: messages of a quorum
+queue by what the log has handed out of it. In the end every message was handed out, and settled."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
 from convoymq.kernels import batch
+from convoymq.queues.driver import GroupOptions
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import EFFECT_DELIVER, Effect, Machine
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.delivery_parts import Key, name_of
+from convoymq.sim.faults import KINDS, Plan
+from convoymq.sim.group_node import GroupNode
+from convoymq.sim.group_world import GroupLoad
+from convoymq.sim.machines import FAULTS
 from convoymq.sim.records import identity_of
+from convoymq.sim.senders import WatchedQueue
 
 INVARIANTS_EVERY = 4
 """Entries of a run after which a machine checks itself."""
@@ -106,3 +114,26 @@ class GivenReferee:
         for identity, last in self.last.items():
             if last not in settled:
                 self.fail(f"{name_of(identity)} has left, and {last} was not settled")
+
+
+class GivenLoad(GroupLoad):
+    """A load of quorum queues whose messages leave only when they are settled."""
+
+    machine_class = QuorumMachine
+    kinds = tuple(kind for kind in KINDS if kind in FAULTS | {"membership"})
+
+    def make_plan(self, seed: int, faults: Collection[str] | None) -> Plan:
+        """See `PlannedLoad`."""
+        plan = super().make_plan(seed, faults)
+        settings = {**plan.settings, "delivery_limit": -1, "single_active": False}
+        return replace(plan, settings=settings)
+
+    def make_queue(self, node: GroupNode, parts: GroupOptions) -> WatchedQueue:
+        """See `GroupLoad`."""
+        queue = self.open_queue(node, parts)
+        queue.watch(self.world.workload, self.world.plan.lag_entries_max)
+        return queue
+
+    def open_queue(self, node: GroupNode, parts: GroupOptions) -> WatchedQueue:
+        """Returns the handle of a group on a node."""
+        return WatchedQueue(**parts)

@@ -22,25 +22,19 @@ import msgspec
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError
-from convoymq.queues.driver import GroupOptions
-from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ConsumerSpec, Delivery, PublishOutcome, QueueClient
 from convoymq.queues.link_claims import TAGGED, claim_of, digest_of
 from convoymq.queues.quorum.client import QuorumClient
-from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.sessions import APPLIED_OK, decode_map
 from convoymq.replication.machine import EFFECT_APPLIED, Effect
 from convoymq.sim.clients import ChannelParts, ranges_of, record_of
 from convoymq.sim.delivery_parts import name_of
 from convoymq.sim.engine import Result
-from convoymq.sim.faults import KINDS, Plan
-from convoymq.sim.given import Given, GivenReferee
-from convoymq.sim.group_node import GroupNode
-from convoymq.sim.group_world import GroupLoad, GroupWorld
-from convoymq.sim.machines import FAULTS
+from convoymq.sim.faults import Plan
+from convoymq.sim.given import Given, GivenLoad, GivenReferee
+from convoymq.sim.group_world import GroupWorld
 from convoymq.sim.owners import OwnerChannel
 from convoymq.sim.records import identity_of
-from convoymq.sim.senders import WatchedQueue
 from convoymq.sim.world import ChannelKind
 
 CLIENTS = 2
@@ -378,12 +372,10 @@ class LinkWorld(GroupWorld):
         result.workload |= counts
 
 
-class LinkLoad(GroupLoad):
+class LinkLoad(GivenLoad):
     """See the module text."""
 
     text = "links that are resumed, into quorum queues"
-    machine_class = QuorumMachine
-    kinds = tuple(kind for kind in KINDS if kind in FAULTS | {"membership"})
     world_class = LinkWorld
 
     def begin(self, world: GroupWorld) -> None:
@@ -406,8 +398,8 @@ class LinkLoad(GroupLoad):
         """See `PlannedLoad`."""
         plan = super().make_plan(seed, faults)
         timeout_ms = TIMEOUTS_MS[seed % len(TIMEOUTS_MS)]
-        settings = {**plan.settings, "delivery_limit": -1, "single_active": seed % 3 == 0}
-        return replace(plan, settings={**settings, "link_resume_timeout_ms": timeout_ms})
+        own = {"single_active": seed % 3 == 0, "link_resume_timeout_ms": timeout_ms}
+        return replace(plan, settings={**plan.settings, **own})
 
     def make_referee(self, group: int, settings: dict[str, int]) -> LinkReferee:
         """See `GroupLoad`."""
@@ -419,12 +411,6 @@ class LinkLoad(GroupLoad):
         self.settled[group] = set()
         made = self.referees[group] = LinkReferee(group)
         return made
-
-    def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:
-        """See `GroupLoad`."""
-        queue = WatchedQueue(**parts)
-        queue.watch(self.world.workload, self.world.plan.lag_entries_max)
-        return queue
 
     def channel_kind(self, group: int) -> ChannelKind:
         """See `GroupLoad`."""

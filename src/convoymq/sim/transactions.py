@@ -38,11 +38,10 @@ from convoymq.sim.clients import ChannelParts, ranges_of, record_of
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.delivery_parts import name_of
 from convoymq.sim.engine import Result
-from convoymq.sim.faults import KINDS, Plan
-from convoymq.sim.given import Given, GivenReferee
+from convoymq.sim.faults import Plan
+from convoymq.sim.given import Given, GivenLoad, GivenReferee
 from convoymq.sim.group_node import GroupNode
-from convoymq.sim.group_world import GroupLoad, GroupWorld
-from convoymq.sim.machines import FAULTS
+from convoymq.sim.group_world import GroupWorld
 from convoymq.sim.owners import OwnerChannel
 from convoymq.sim.records import identity_of
 from convoymq.sim.senders import WatchedQueue
@@ -343,12 +342,10 @@ class TransactionWorld(GroupWorld):
         result.workload |= {state.value: count for state, count in self.load.ended.items()}
 
 
-class TransactionLoad(GroupLoad):
+class TransactionLoad(GivenLoad):
     """See the module text."""
 
     text = "transactions over two or three quorum queues"
-    machine_class = QuorumMachine
-    kinds = tuple(kind for kind in KINDS if kind in FAULTS | {"membership"})
     world_class = TransactionWorld
 
     def begin(self, world: GroupWorld) -> None:
@@ -359,23 +356,19 @@ class TransactionLoad(GroupLoad):
         self.ended = dict.fromkeys((State.COMMITTED, State.ABORTED, State.UNKNOWN), 0)
 
     def make_plan(self, seed: int, faults: Collection[str] | None) -> Plan:
-        """See `PlannedLoad`: all groups are on few nodes, and nothing leaves unsettled."""
-        plan = super().make_plan(seed, faults)
-        settings = {**plan.settings, "delivery_limit": -1, "single_active": False}
-        return replace(plan, groups=2 + seed % 2, settings=settings)
+        """See `PlannedLoad`: all groups are on few nodes."""
+        return replace(super().make_plan(seed, faults), groups=2 + seed % 2)
 
     def make_referee(self, group: int, settings: dict[str, int]) -> TransactionReferee:
         """See `GroupLoad`."""
         made = self.referees[group] = TransactionReferee(group, self.book)
         return made
 
-    def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:
-        """See `GroupLoad`."""
+    def open_queue(self, node: GroupNode, parts: GroupOptions) -> WatchedQueue:
+        """See `GivenLoad`."""
         routes = cast(DeadLetterRoutes, _Routes(node))
         options = DeadLetterOptions(routes=routes, confirm_timeout_ms=2_000)
-        queue = WatchedQueue(**parts, dead_letters=options)
-        queue.watch(self.world.workload, self.world.plan.lag_entries_max)
-        return queue
+        return WatchedQueue(**parts, dead_letters=options)
 
     def channel_kind(self, group: int) -> ChannelKind:
         """See `GroupLoad`."""
