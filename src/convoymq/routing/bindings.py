@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from convoymq.routing.choosing import Message
 from convoymq.routing.matchers import Matcher, matcher_for
-from convoymq.routing.types import Binding, Destination, Exchange
+from convoymq.routing.types import Binding, Destination, DestinationKind, Exchange
 
 # Dicts instead of sets throughout: their order doesn't depend on the hash seed of the process.
 _Ordered = dict[Binding, None]
@@ -18,7 +18,7 @@ _Ordered = dict[Binding, None]
 class BindingTable:
     """All explicit bindings. Ends are opened before they are used and closed when bare."""
 
-    __slots__ = ("_all", "_by_destination", "_by_source", "_matchers", "_vhost")
+    __slots__ = ("_all", "_by_destination", "_by_source", "_matchers", "_onward", "_vhost")
 
     def __init__(self, vhost: str) -> None:
         """Starts without bindings."""
@@ -27,6 +27,8 @@ class BindingTable:
         self._by_source: dict[str, _Ordered] = {}
         self._by_destination: dict[Destination, _Ordered] = {}
         self._matchers: dict[str, Matcher] = {}
+        #: Exchange -> its bindings to exchanges. They are few where those to queues are many.
+        self._onward: dict[str, _Ordered] = {}
 
     def open_source(self, exchange: Exchange) -> None:
         """Prepare for bindings from that exchange."""
@@ -45,11 +47,18 @@ class BindingTable:
         self._by_source.setdefault(binding.source, {})[binding] = None
         self._by_destination.setdefault(binding.destination, {})[binding] = None
         self._matchers[binding.source].add(binding)
+        if binding.destination[0] is DestinationKind.EXCHANGE:
+            self._onward.setdefault(binding.source, {})[binding] = None
 
     def remove(self, binding: Binding) -> None:
         """Removes a binding that is there."""
         del self._all[binding]
         self._matchers[binding.source].remove(binding)
+        if binding.destination[0] is DestinationKind.EXCHANGE:
+            onward = self._onward[binding.source]
+            del onward[binding]
+            if not onward:
+                del self._onward[binding.source]
         siblings = self._by_source[binding.source]
         del siblings[binding]
         if not siblings:
@@ -73,8 +82,8 @@ class BindingTable:
         return source in self._by_source
 
     def onward(self, source: str) -> list[Destination]:
-        """Returns all ends of the bindings from that exchange, whatever their keys."""
-        return [binding.destination for binding in self._by_source.get(source, ())]
+        """Returns the exchanges that bindings from that exchange lead to, whatever their keys."""
+        return [binding.destination for binding in self._onward.get(source, ())]
 
     def select(
         self, *, source: str | None = None, destination: Destination | None = None
@@ -101,7 +110,10 @@ class BindingTable:
         assert {b for found in self._by_source.values() for b in found} == set(self._all)
         assert {b for found in self._by_destination.values() for b in found} == set(self._all)
         assert all(self._by_source.values())
+        onward = {b for b in self._all if b.destination[0] is DestinationKind.EXCHANGE}
+        assert {b for found in self._onward.values() for b in found} == onward
         assert all(self._by_destination.values())
+        assert all(self._onward.values())
         assert set(self._by_source) <= set(self._matchers)
 
 
