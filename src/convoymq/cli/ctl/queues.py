@@ -320,6 +320,21 @@ def _member_in_body(invocation: Invocation) -> Json:
     return {"node": invocation.word("target"), "membership": membership}
 
 
+def _members_status(name: str, text: str, subject: str) -> Command:
+    """Returns a command that shows the members of a replicated queue, of either type."""
+    return Command(
+        f"{name} queue",
+        text,
+        tools=(QUEUES, DIAGNOSTICS),
+        switches=(VHOST,),
+        formatter="pretty_table",
+        banner=f"Status of {subject} {{queue}} on node {{node}} ...",
+        request=Request("GET", "queues/quorum/{vhost}/{queue}/status"),
+        columns=plain(*REPLICA_COLUMNS),
+        problems={404: Problem(UNAVAILABLE, "not_found")},
+    )
+
+
 COMMANDS = (
     Command(
         "add_member queue target",
@@ -386,28 +401,8 @@ COMMANDS = (
         check=_check_rebalance,
         run=rebalance,
     ),
-    Command(
-        "quorum_status queue",
-        "Displays quorum status of a quorum queue",
-        tools=(QUEUES, DIAGNOSTICS),
-        switches=(VHOST,),
-        formatter="pretty_table",
-        banner="Status of queue {queue} on node {node} ...",
-        request=Request("GET", "queues/quorum/{vhost}/{queue}/status"),
-        columns=plain(*REPLICA_COLUMNS),
-        problems={404: Problem(UNAVAILABLE, "not_found")},
-    ),
-    Command(
-        "stream_status queue",
-        "Displays the status of a stream",
-        tools=(QUEUES, DIAGNOSTICS),
-        switches=(VHOST,),
-        formatter="pretty_table",
-        banner="Status of stream {queue} on node {node} ...",
-        request=Request("GET", "queues/quorum/{vhost}/{queue}/status"),
-        columns=plain(*REPLICA_COLUMNS),
-        problems={404: Problem(UNAVAILABLE, "not_found")},
-    ),
+    _members_status("quorum_status", "Displays quorum status of a quorum queue", "queue"),
+    _members_status("stream_status", "Displays the status of a stream", "stream"),
     Command(
         "peek queue position",
         "Shows the message at a position of a quorum queue, counted from 1; it stays",
