@@ -415,8 +415,8 @@ class Topology:
             name = waiting.pop()
             if self._bindings.varies(name):
                 return True
-            for kind, target in (*self._bindings.onward(name), *self._alternate_of(name)):
-                if kind is DestinationKind.EXCHANGE and target not in seen:
+            for _, target in (*self._bindings.onward(name), *self._alternate_of(name)):
+                if target not in seen:
                     seen.add(target)
                     waiting.append(target)
         return False
