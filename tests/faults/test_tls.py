@@ -109,7 +109,7 @@ def connect(
 
 
 def shake_hands(context: ssl.SSLContext, port: int = TLS_PORT) -> None:
-    """Opens a TLS connection and closes it; pika leaves a socket open whose handshake fails."""
+    """Opens a TLS connection, and closes it whatever becomes of the handshake."""
     with (
         socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
