@@ -50,6 +50,19 @@ def test_queues_of_connections_have_what_rabbitmqs_have(
     assert listed == {"owner_pid_details": {"name": owner["name"]}}
 
 
+def test_the_user_that_declared_is_shown(cluster: Cluster, connection: Any, names: Names) -> None:
+    if cluster.system == "rabbitmq":
+        pytest.skip("the helper asks ConvoyMQ's HTTP API")
+    channel, queue = connection.channel(), names.queue()
+    channel.queue_declare(queue, exclusive=True)
+    channel.exchange_declare(queue, "fanout", auto_delete=True)
+    (listed,) = api(cluster, "GET", f"users/guest/queues?name={queue}&columns=name,exclusive")
+    assert listed == {"name": queue, "exclusive": True}
+    exchange = api(cluster, "GET", f"exchanges/%2F/{queue}")
+    assert exchange["user_who_performed_action"] == "guest"
+    channel.exchange_delete(queue)
+
+
 def test_messages_are_counted_where_they_pass(
     cluster: Cluster, connection: Any, names: Names
 ) -> None:

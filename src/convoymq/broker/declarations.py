@@ -116,8 +116,9 @@ class Declarations:
         auto_delete: bool,
         internal: bool,
         arguments: Table = EMPTY,
+        user: str = "",
     ) -> bool:
-        """Declares an exchange; False when an equal one exists."""
+        """Declares an exchange for a user; False when an equal one exists."""
         _check_length(name)
         topology = self._vhost(vhost).topology
         properties = _ExchangeProperties(
@@ -132,7 +133,7 @@ class Declarations:
         if limit and self._exchange_count() >= limit:
             raise cluster_exchange_limit_reached(vhost, name, limit)
         command = DeclareExchange(
-            vhost=vhost, name=name, type=type, arguments=arguments.encoded, **properties
+            vhost=vhost, name=name, type=type, arguments=arguments.encoded, user=user, **properties
         )
         try:
             created = await self.metadata.execute(command, self.settings.operation_timeout_s)
@@ -217,11 +218,13 @@ class Declarations:
         arguments: Table = EMPTY,
         owner: int | None = None,
         generated: str = "",
+        user: str = "",
     ) -> tuple[str, int, int]:
         """Declares a queue and waits until it can serve.
 
         Args:
             generated: the name to take when `name` is empty; empty: one is made.
+            user: recorded as the one that declared it.
         Returns:
             Name, ready messages, consumers.
         Raises:
@@ -249,10 +252,7 @@ class Declarations:
         queue = await self.queue_admin.renewed(vhost, name, owner, timeout) if exists() else None
         group = None
         if queue is None and not exists():
-            if not (durable or exclusive or self.settings.permit_transient_queues):
-                raise feature_not_permitted("transient_nonexcl_queues")
-            self._check_limit(vhost, name)
-            self._check_trace(vhost, name, arguments)
+            self._check_new(vhost, name, arguments, transient=not (durable or exclusive))
             command = DeclareQueue(
                 vhost=vhost,
                 name=name,
@@ -261,6 +261,7 @@ class Declarations:
                 arguments=arguments.encoded,
                 compatibility=place.compatibility or self.settings.compatibility,
                 type_given=type_given,
+                user=user,
                 **properties,
             )
             group = await self._create(command, exists)
@@ -358,10 +359,14 @@ class Declarations:
             self.settings.leader_locator,
         )
 
-    def _check_limit(self, vhost: str, name: str) -> None:
+    def _check_new(self, vhost: str, name: str, arguments: Table, *, transient: bool) -> None:
+        """Raises Refused, PreconditionFailed: this cluster takes no such queue now."""
+        if transient and not self.settings.permit_transient_queues:
+            raise feature_not_permitted("transient_nonexcl_queues")
         limit = self.settings.cluster_queues_max
         if limit and len(self.metadata.tree.queue_index.by_group) >= limit:
             raise cluster_queue_limit_reached(vhost, name, limit)
+        self._check_trace(vhost, name, arguments)
 
     def _check_trace(self, vhost: str, name: str, arguments: Table) -> None:
         """Raises PreconditionFailed for a queue that wants a trace which this node can't write."""

@@ -52,6 +52,7 @@ class Declaring:
             auto_delete=auto_delete,
             internal=internal,
             arguments=arguments,
+            user=self._connection.user.name,
         )
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
@@ -88,6 +89,7 @@ class Declaring:
             arguments=arguments,
             owner=self._connection.id,
             generated=generated,
+            user=self._connection.user.name,
         )
 
     async def delete_queue(

@@ -106,7 +106,7 @@ class DeleteTopicPermission(_Command, frozen=True, tag="topic_permission_delete"
 
 
 class DeclareExchange(_Command, frozen=True, tag="exchange_declare"):
-    """Declares an exchange; equal ones are fine."""
+    """Declares an exchange; equal ones are fine. `user`: as in `DeclareQueue`."""
 
     vhost: str
     name: str
@@ -115,6 +115,7 @@ class DeclareExchange(_Command, frozen=True, tag="exchange_declare"):
     auto_delete: bool = False
     internal: bool = False
     arguments: bytes = b""
+    user: str = ""
 
 
 class DeleteExchange(_Command, frozen=True, tag="exchange_delete"):
@@ -131,7 +132,7 @@ class DeclareQueue(_Command, frozen=True, tag="queue_declare"):
     `members`: nodes that shall hold it, the designated leader (or the home node) first. `owner`:
     the connection of an exclusive queue. `type` follows from the arguments; who proposes fills it
     in (`metadata.validation`). `compatibility` and `type_given`: see `QueueRecord`; since version
-    4, before that who proposes takes them away.
+    4, before that who proposes takes them away. `user`: who asked for it, since version 9 likewise.
     """
 
     vhost: str
@@ -145,6 +146,7 @@ class DeclareQueue(_Command, frozen=True, tag="queue_declare"):
     server_named: bool = False
     compatibility: str = ""
     type_given: bool = False
+    user: str = ""
 
 
 class DeleteQueue(_Command, frozen=True, tag="queue_delete"):

@@ -20,6 +20,7 @@ Versions (ADR 0016); `commands.FIRST_VERSIONS` has the commands that each brough
     6: views of the rings of mirrored queues (ADR 0116); queues migrate to another type (ADR 0128).
     7: every node reads messages of AMQP 1.0 (ADR 0196); no rule differs.
     8: zones and processes of nodes (ADR 0220).
+    9: the users that declare exchanges and queues.
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
@@ -132,7 +133,7 @@ _COMMAND_TYPES = supported.command_table(
 )
 #: Version -> the command types that it knows. What METADATA commands ask for has versions of its
 #: own (`commands.FIRST_VERSIONS`).
-COMMAND_TYPES = dict.fromkeys(range(1, 9), _COMMAND_TYPES)
+COMMAND_TYPES = dict.fromkeys(range(1, 10), _COMMAND_TYPES)
 READS_AMQP_10_SINCE = 7
 """From it on no node is left that takes a message of AMQP 1.0 for damaged."""
 
@@ -147,7 +148,7 @@ class MetadataMachine(Tree):
     `queues` and `nodes`."""
 
     KIND = METADATA_KIND
-    VERSION = 8
+    VERSION = 9
     OLDEST_VERSION = 1
 
     def __init__(self) -> None:

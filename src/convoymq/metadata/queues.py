@@ -39,6 +39,7 @@ class Queues:
             exclusive_owner=command.owner,
             auto_delete=command.auto_delete,
             arguments=arguments_of(command),
+            user=command.user,
         )
         if created:
             record = QueueRecord(

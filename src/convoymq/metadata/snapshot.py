@@ -49,6 +49,9 @@ VIEWS_VERSION = 6
 """The version of the machine since which there are rings of mirrored queues."""
 ZONES_VERSION = 8
 """The version of the machine since which nodes record their zone and process."""
+USERS_VERSION = 9
+"""The version of the machine since which exchanges and queues record the user that declared
+them."""
 
 
 class TreeState(TypedDict):
@@ -87,6 +90,8 @@ class TreeState(TypedDict):
     """(virtual host, queue, group that it had before it was migrated)"""
     zones: NotRequired[list[tuple[int, str, int, int]]]
     """(node, zone, machine, process)"""
+    declared_by: NotRequired[list[tuple[str, dict[str, str], dict[str, str]]]]
+    """(virtual host, user by exchange, user by queue)"""
 
 
 QueueRow: TypeAlias = tuple[
@@ -116,6 +121,15 @@ def to_builtins(tree: Tree) -> dict[str, object]:
         state |= _migrations(tree)
     if tree.version >= ZONES_VERSION:
         state["zones"] = [[n.id, n.zone, n.machine, n.process] for n in _sorted_values(tree.nodes)]
+    if tree.version >= USERS_VERSION:
+        state["declared_by"] = [
+            [
+                vhost.name,
+                {each.name: each.user for each in vhost.topology.exchanges() if each.user},
+                {each.name: each.user for each in vhost.topology.queues() if each.user},
+            ]
+            for vhost in _sorted_values(tree.vhosts)
+        ]
     return state
 
 
@@ -288,6 +302,8 @@ def fill(tree: Tree, raw: TreeState) -> None:
     for node, zone, machine, process in raw.get("zones", ()):
         known = tree.nodes[node]
         tree.nodes[node] = replace(known, zone=zone, machine=machine, process=process)
+    for vhost_name, *users in raw.get("declared_by", ()):
+        tree.vhosts[vhost_name].topology.set_users(*users)
     tree.directories = dict(raw["directories"])
     tree.incarnations = dict(raw["incarnations"])
     for node, directory, asked, granted, role in raw["joins"]:

@@ -32,6 +32,7 @@ class Exchanges:
             auto_delete=command.auto_delete,
             internal=command.internal,
             arguments=arguments_of(command),
+            user=command.user,
         )
         return self._tree.changed(created, command.vhost)
 

@@ -42,7 +42,7 @@ from convoymq.metadata.limits import (
     check_queue_limit,
 )
 from convoymq.metadata.machine import MetadataMachine
-from convoymq.metadata.snapshot import COMPATIBILITY_VERSION, ZONES_VERSION
+from convoymq.metadata.snapshot import COMPATIBILITY_VERSION, USERS_VERSION, ZONES_VERSION
 from convoymq.metadata.vhost_flags import PROTECTED
 from convoymq.model.compatibility import RELEASES
 from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Protected, Refused
@@ -108,6 +108,7 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
                 internal=command.internal,
                 arguments=arguments,
             )
+            return msgspec.structs.replace(command, user=_recorded_user(command, tree))
         case Bind():
             check_binding(
                 tree.vhost(command.vhost).topology,
@@ -191,7 +192,12 @@ def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue
         members=members,
         compatibility=command.compatibility if recorded else "",
         type_given=command.type_given and recorded,
+        user=_recorded_user(command, tree),
     )
+
+
+def _recorded_user(command: DeclareExchange | DeclareQueue, tree: MetadataMachine) -> str:
+    return command.user if tree.version >= USERS_VERSION else ""
 
 
 def _begin_migration(command: BeginMigration, tree: MetadataMachine) -> BeginMigration:

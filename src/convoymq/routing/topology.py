@@ -18,7 +18,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
@@ -119,6 +119,7 @@ class Topology:
         auto_delete: bool = False,
         internal: bool = False,
         arguments: Table = EMPTY,
+        user: str = "",
     ) -> bool:
         """Records an exchange; False when one with the same properties and arguments exists.
 
@@ -144,6 +145,7 @@ class Topology:
                 auto_delete=auto_delete,
                 internal=internal,
                 arguments=arguments,
+                user=user,
             )
         )
         self.version += 1
@@ -218,6 +220,7 @@ class Topology:
         exclusive_owner: str | None = None,
         auto_delete: bool = False,
         arguments: Table = EMPTY,
+        user: str = "",
     ) -> bool:
         """Records a queue; False when one with the same properties and arguments exists.
 
@@ -246,6 +249,7 @@ class Topology:
             auto_delete=auto_delete,
             arguments=arguments,
             declared_version=self.version,
+            user=user,
         )
         return True
 
@@ -473,6 +477,13 @@ class Topology:
         except (KeyError, TypeError, ValueError, BrokerError) as error:
             raise StorageFault(f"topology does not fit together: {error!r}") from error
         return topology
+
+    def set_users(self, exchanges: Mapping[str, str], queues: Mapping[str, str]) -> None:
+        """Records which users declared exchanges and queues: `to_builtins` leaves them out."""
+        for name, user in exchanges.items():
+            self._exchanges[name] = replace(self._exchanges[name], user=user)
+        for name, user in queues.items():
+            self._queues[name] = replace(self._queues[name], user=user)
 
     def check_invariants(self) -> None:
         """Assert what the module text promises. Cost: O(everything); for tests."""

@@ -121,6 +121,8 @@ class Exchange:
     auto_delete: bool = False
     internal: bool = False
     arguments: Table = EMPTY
+    user: str = ""
+    """User that declared it; "" = not recorded."""
 
     @property
     def rule(self) -> ExchangeType:
@@ -153,6 +155,8 @@ class Queue:
     auto_delete: bool = False
     arguments: Table = EMPTY
     declared_version: int = 0
+    user: str = ""
+    """User that declared it; "" = not recorded."""
 
 
 @dataclass(frozen=True, slots=True)

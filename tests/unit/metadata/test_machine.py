@@ -44,7 +44,7 @@ from convoymq.metadata.machine import (
 )
 from convoymq.metadata.nodes import RECOVERIES_KEPT, RECOVERY_STEP, STARTS_UNSEEN, STEPS_SINCE
 from convoymq.metadata.placement import Place
-from convoymq.metadata.snapshot import ZONES_VERSION
+from convoymq.metadata.snapshot import USERS_VERSION, ZONES_VERSION
 from convoymq.metadata.validation import validated
 from convoymq.model.errors import (
     NotFound,
@@ -514,6 +514,29 @@ def test_zones_and_processes_are_recorded_since_version_8(tree: Tree, version: i
     restored.restore(tree.machine.snapshot())
     recorded = Place("hall", 2) if version == ZONES_VERSION else Place("", 34)
     assert restored.places()[34] == tree.machine.places()[34] == recorded
+
+
+@pytest.mark.parametrize("version", [USERS_VERSION - 1, USERS_VERSION])
+def test_users_that_declare_are_recorded_since_version_9(tree: Tree, version: int) -> None:
+    tree.machine.set_version(version)
+    for command in (
+        DeclareExchange(vhost="/", name="x", type="topic", user="ann"),
+        DeclareQueue(vhost="/", name="q", members=(1,), user="ann"),
+        DeclareQueue(vhost="/", name="q", members=(1,), user="ben"),
+        DeclareQueue(vhost="/", name="of-nobody", members=(1,)),
+    ):
+        checked = validated(command, tree.machine)
+        if version < USERS_VERSION:
+            assert b"user" not in encode_command(checked), "the last release would stop at it"
+        tree.do(checked)
+    restored = MetadataMachine()
+    restored.restore(tree.machine.snapshot())
+    assert restored.state_hash() == tree.machine.state_hash()
+    user = "ann" if version == USERS_VERSION else ""
+    for machine in (tree.machine, restored):
+        topology = machine.vhosts["/"].topology
+        assert topology.exchange("x").user == user
+        assert [each.user for each in topology.queues()] == ["", user]
 
 
 def test_permissions_need_user_and_vhost_and_a_readable_pattern(tree: Tree) -> None:

@@ -66,6 +66,16 @@ def restored(tree: Tree) -> MetadataMachine:
     return made
 
 
+def test_a_successor_keeps_the_user_that_declared_the_queue(tree: Tree) -> None:
+    tree.machine.set_version(MetadataMachine.VERSION)
+    tree.do(DeclareQueue(vhost="/", name="c", members=(2,), durable=True, user="ann"))
+    tree.do(begin())
+    assert restored(tree).vhosts["/"].successors["c"].declared.user == "ann"
+    tree.do(end(2))
+    declared = restored(tree).vhosts["/"].topology.queue("c")
+    assert (declared.type, declared.user) == (QueueType.QUORUM, "ann")
+
+
 def test_a_successor_gets_name_and_bindings_when_it_is_switched_to(sixth: Tree) -> None:
     assert sixth.do(begin()) == {"group": 2}
     assert changes(sixth) == [(ChangeKind.QUEUE_CREATED, 2)]

@@ -87,7 +87,7 @@ QUEUE_COLUMNS: Columns = {
     "messages_persistent": _persistent("messages"),
     "message_bytes_persistent": _persistent("message_bytes"),
     "head_message_timestamp": _nothing,
-    **plain("consumer_utilisation", "consumer_capacity"),
+    **plain("consumer_utilisation", "consumer_capacity", "user_who_performed_action"),
 }
 EXCHANGE_COLUMNS: Columns = {
     **plain("name", "type", "durable", "auto_delete", "internal"),

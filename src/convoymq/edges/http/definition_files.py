@@ -16,6 +16,7 @@ from convoymq.broker.facade import Broker
 from convoymq.edges.http import definitions
 from convoymq.edges.http.bodies import parse
 from convoymq.edges.http.config import ManagementConfig
+from convoymq.edges.http.resources import INTERNAL_USER
 from convoymq.model.errors import BrokerError, StorageFault
 from convoymq.model.replaced_files import replace_file
 
@@ -99,7 +100,9 @@ class DefinitionFiles:
         if not isinstance(document, dict):
             raise StorageFault(f"{name}: the file is not a JSON object")
         try:
-            left_out = await definitions.load(self._broker, document, skips=self._skips_parts)
+            left_out = await definitions.load(
+                self._broker, document, user=INTERNAL_USER, skips=self._skips_parts
+            )
         except BrokerError as error:
             raise StorageFault(f"{name}: {error.text}") from None
         log.info("definitions.imported", file=name, left_out=left_out[:SHOWN_MAX])

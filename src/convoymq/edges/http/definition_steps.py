@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from convoymq.broker.changes import (
     SHA256,
     Bind,
@@ -94,8 +96,8 @@ class Step:
         # What sets a value says that it did, whatever was there before.
         return Tried(reply is True and not isinstance(self.command, _SETTINGS))
 
-    async def perform(self, broker: Broker) -> None:
-        """Carries it out in the cluster. Raises BrokerError."""
+    async def perform(self, broker: Broker, user: str) -> None:
+        """Carries it out in the cluster, for a user. Raises BrokerError."""
         await broker.tree.execute(self.command)
 
 
@@ -110,9 +112,9 @@ class _VhostStep(Step):
             return Tried(False)
         return Step.rehearse(self, rehearsal)
 
-    async def perform(self, broker: Broker) -> None:
+    async def perform(self, broker: Broker, user: str) -> None:
         if self.command.name not in broker.tree.vhosts.names():
-            await Step.perform(self, broker)
+            await Step.perform(self, broker, user)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +142,10 @@ class _ExchangeStep(Step):
 
         return _kept(self.subject, compare)
 
-    async def perform(self, broker: Broker) -> None:
+    async def perform(self, broker: Broker, user: str) -> None:
         asked = self.command
         if broker.tree.vhosts.get(asked.vhost).topology.find_exchange(asked.name) is None:
-            await Step.perform(self, broker)
+            await broker.tree.execute(msgspec.structs.replace(asked, user=user))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +200,7 @@ class _QueueStep(Step):
         was = f"is {self.type_there} there" if self.type_there else "says no type"
         return Tried(True, f"{self.subject} {was} and becomes {made.value}")
 
-    async def perform(self, broker: Broker) -> None:
+    async def perform(self, broker: Broker, user: str) -> None:
         asked = self.command
         if asked.name not in broker.tree.vhosts.get(asked.vhost).queues:
             await broker.declarations.declare_queue(
@@ -208,6 +210,7 @@ class _QueueStep(Step):
                 exclusive=False,
                 auto_delete=asked.auto_delete,
                 arguments=self.arguments,
+                user=user,
             )
 
 

@@ -171,12 +171,14 @@ async def load(
     document: Mapping[str, object],
     vhost: str | None = None,
     *,
+    user: str,
     skips: bool = False,
 ) -> list[str]:
     """Creates what the document describes; with `vhost`, everything goes there. Returns what was
     left out.
 
     Args:
+        user: recorded as the one that declared exchanges and queues.
         skips: parts that are not acceptable are left out, and those that need them.
     Raises:
         ApiError: parts of it are not acceptable, so nothing was changed.
@@ -194,7 +196,7 @@ async def load(
             {"refused": found.refused},
         )
     for step in found.steps:
-        await step.perform(broker)
+        await step.perform(broker, user)
     return found.refused + found.dependent
 
 

@@ -25,6 +25,7 @@ from convoymq.queues.interface import FIGURES
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
 from convoymq.routing.policies import Chosen, Policies
 from convoymq.routing.types import (
+    RESERVED_PREFIX,
     Binding,
     DestinationKind,
     Exchange,
@@ -32,6 +33,11 @@ from convoymq.routing.types import (
     Queue,
     QueueType,
 )
+
+DECLARED_BY = "user_who_performed_action"
+"""Field of a queue or an exchange: the user that declared it."""
+INTERNAL_USER = "rmq-internal"
+"""Name in `DECLARED_BY` for what the broker declared itself."""
 
 QUEUE_COUNTERS = {
     "published": "publish",
@@ -365,6 +371,9 @@ def queue_value(broker: Broker, record: QueueRecord, path: str) -> object:
             return getattr(record, path)
         case "type":
             return record.type.value
+        case "user_who_performed_action":
+            declared = broker.tree.vhosts.get(record.vhost).declared(record)
+            return declared.user if declared is not None else ""
     places = SUMMED.get(path)
     if places is None:
         return NEEDS_ROW
@@ -382,6 +391,7 @@ def _declared_shown(record: QueueRecord, declared: Queue) -> JsonObject:
         "auto_delete": declared.auto_delete,
         "exclusive": declared.exclusive_owner is not None,
         "arguments": declared.arguments.to_plain(),
+        DECLARED_BY: declared.user,
     }
 
 
@@ -504,6 +514,7 @@ def _policies_shown(chosen: Chosen) -> JsonObject:
 
 def exchange_row(vhost: Vhost, exchange: Exchange) -> JsonObject:
     """Returns one exchange."""
+    predeclared = not exchange.name or exchange.name.startswith(RESERVED_PREFIX)
     return {
         "name": exchange.name,
         "vhost": vhost.name,
@@ -514,7 +525,7 @@ def exchange_row(vhost: Vhost, exchange: Exchange) -> JsonObject:
         "arguments": exchange.arguments.to_plain(),
         "ignored_arguments": ignored_of_exchange(exchange.type.value, exchange.arguments),
         **_policies_shown(vhost.policies.for_exchange(exchange.name)),
-        "user_who_performed_action": "",
+        DECLARED_BY: exchange.user or (INTERNAL_USER if predeclared else ""),
     }
 
 

@@ -40,6 +40,38 @@ async def test_permissions_are_listed_by_user_and_by_virtual_host(api: httpx.Asy
         assert await ok(api.get(path)) == [owner | topic]
 
 
+async def test_queues_are_listed_by_the_user_that_declared_them(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    cluster.raise_versions()
+    await ok(api.put("/users/ann", json={"password": "p", "tags": "management"}), 201)
+    rule = {"configure": ".*", "write": ".*", "read": ".*"}
+    await ok(api.put("/permissions/%2F/ann", json=rule), 201)
+    async with client(cluster, "ann", "p") as ann:
+        classic = {"arguments": {"x-queue-type": "classic"}}
+        await ok(ann.put("/queues/%2F/of-ann", json=classic), 201)
+        await ok(ann.put("/exchanges/%2F/of-ann", json={"type": "fanout"}), 201)
+    document = {
+        "queues": [{"name": "imported", "vhost": "/"} | classic],
+        "exchanges": [{"name": "imported", "vhost": "/", "type": "fanout"}],
+    }
+    await ok(api.post("/definitions", json=document), 204)
+    await ok(api.put("/queues/%2F/of-ann", json=classic), 204)
+    assert [row["name"] for row in await ok(api.get("/users/ann/queues"))] == ["of-ann"]
+    page = await ok(api.get("/users/guest/queues?page=1&columns=name,user_who_performed_action"))
+    assert page["items"] == [{"name": "imported", "user_who_performed_action": "guest"}]
+    assert await ok(api.get("/users/nobody/queues")) == []
+    for name, user in (
+        ("of-ann", "ann"), ("imported", "guest"), ("amq.topic", "rmq-internal")
+    ):  # fmt: skip
+        row = await ok(api.get(f"/exchanges/%2F/{name}"))
+        assert row["user_who_performed_action"] == user
+    # The name is no virtual host's: queues of others are not shown.
+    await ok(api.delete("/permissions/%2F/ann"), 204)
+    async with client(cluster, "ann", "p") as ann:
+        assert await ok(ann.get("/users/ann/queues")) == []
+
+
 @pytest.mark.parametrize("end", ["source", "destination"])
 async def test_bindings_are_listed_by_either_end(api: httpx.AsyncClient, end: str) -> None:
     for name in ("a", "b"):

@@ -42,7 +42,8 @@ async def _take(call: Call, vhost: str | None) -> JsonObject | Status:
     if call.flag("dry_run"):
         found = await definitions.examine(call.broker, document, vhost)
         return found.to_builtins()
-    if call.flag("skip_unsupported"):
-        return {"left_out": await definitions.load(call.broker, document, vhost, skips=True)}
-    await definitions.load(call.broker, document, vhost)
-    return Status(DONE)
+    skips = call.flag("skip_unsupported")
+    left_out = await definitions.load(
+        call.broker, document, vhost, user=call.user.name, skips=skips
+    )
+    return {"left_out": left_out} if skips else Status(DONE)

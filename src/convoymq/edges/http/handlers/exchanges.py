@@ -98,6 +98,7 @@ async def put_exchange(call: Call) -> Status:
         auto_delete=truth(body.get("auto_delete", False)),
         internal=truth(body.get("internal", False)),
         arguments=arguments,
+        user=call.user.name,
     )
     return put_status(created)
 

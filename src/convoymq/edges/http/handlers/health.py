@@ -51,6 +51,7 @@ async def aliveness(call: Call) -> Verdict:
         await broker.declarations.declare_queue(
             vhost, ALIVENESS_QUEUE, durable=False, exclusive=False, auto_delete=False,
             arguments=messages.table_from_json({"x-queue-type": QueueType.CLASSIC.value}),
+            user=call.user.name,
         )  # fmt: skip
         await messages.publish(
             broker, vhost, "", routing_key=ALIVENESS_QUEUE, properties={}, payload="test_message",

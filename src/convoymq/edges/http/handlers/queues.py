@@ -11,6 +11,7 @@ from convoymq.edges.http.call import DONE, Call, Status, object_not_found, put_s
 from convoymq.edges.http.fields import number, number_in, table_in, text_in, truth, truth_in
 from convoymq.edges.http.json_values import count_in, part
 from convoymq.edges.http.lists import Lazy
+from convoymq.edges.http.resources import DECLARED_BY
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
 
@@ -37,9 +38,14 @@ async def queues_in(call: Call) -> Lazy[QueueRecord]:
     return await _listed(call, {call.vhost()})
 
 
-async def _listed(call: Call, visible: set[str]) -> Lazy[QueueRecord]:
-    """Returns the queues of virtual hosts, of the types in `type` alone where it is given; rows are
-    made of those that are shown."""
+@routes.listing("users/{user}/queues")
+async def queues_of_user(call: Call) -> Lazy[QueueRecord]:
+    return await _listed(call, call.visible, call.path["user"])
+
+
+async def _listed(call: Call, visible: set[str], user: str | None = None) -> Lazy[QueueRecord]:
+    """Returns the queues of virtual hosts, of the types in `type` alone where it is given, and of a
+    user alone likewise; rows are made of those that are shown."""
     broker, rates, ranges = call.broker, call.rates, call.ranges
     wanted = call.request.query_params.get("type", "")
     types = wanted.split(",") if wanted else None
@@ -57,7 +63,9 @@ async def _listed(call: Call, visible: set[str]) -> Lazy[QueueRecord]:
         items=[
             record
             for record in broker.tree.queues.all()
-            if record.vhost in visible and (types is None or record.type.value in types)
+            if record.vhost in visible
+            and (types is None or record.type.value in types)
+            and (user is None or resources.queue_value(broker, record, DECLARED_BY) == user)
         ],
         name=lambda record: record.name,
         row=row,
@@ -128,6 +136,7 @@ async def put_queue(call: Call) -> Status:
         exclusive=False,
         auto_delete=truth(body.get("auto_delete", False)),
         arguments=arguments,
+        user=call.user.name,
     )
     return put_status(not exists)
 
