@@ -170,6 +170,8 @@ ONE_OF_KEY: Final = 65536
 """handed_out: to a member that has one message of a key at a time."""
 AT_SETTLING: Final = 131072
 """handed_out: before; the node hears of it as the member settles, which may ask twice, or late."""
+PASSED_OVER: Final = 262144
+"""handed_out: to the filter of the member, which did not want it: its client has not got it."""
 
 PARK: Final = 1
 PARK_BEHIND: Final = 2

@@ -253,17 +253,19 @@ class QueueTrace:
         *,
         one_of_key: bool = False,
         at_settling: bool = False,
+        passed_over: bool = False,
     ) -> None:
         """Messages of the partition are given to a member of a consumer group; `parked`: (key,
         created version) of the head of a parked key, which may lie in another partition.
         `one_of_key`: the member has one message of a key at a time. `at_settling`: they were given
-        before, and are settled now."""
+        before, and are settled now. `passed_over`: the member's filter does not want them."""
         key, version = (0, 0) if parked is None else (name_hash(parked[0]), parked[1])
         self.rows.act(
             words.HANDED_OUT,
             (0 if parked is None else words.PARKED_HEAD)
             | (words.ONE_OF_KEY if one_of_key else 0)
-            | (words.AT_SETTLING if at_settling else 0),
+            | (words.AT_SETTLING if at_settling else 0)
+            | (words.PASSED_OVER if passed_over else 0),
             self._now_us(),
             0,
             name_hash(group.encode()) & UNSIGNED,

@@ -41,6 +41,7 @@ from convoymq.topics.rules.refusals import BadPosition, Code
 from convoymq.topics.shell.cuts import Position
 from convoymq.topics.shell.group_messages import GroupName, pack_heartbeat, unpack_leases
 from convoymq.topics.shell.member import MemberParts, RunBatch
+from convoymq.topics.shell.refusals import check_filter
 from convoymq.topics.shell.vocabulary import (
     WEAK,
     PartitionQueue,
@@ -128,6 +129,7 @@ class TopicMembers:
         created = await self._broker.topics.create_group(
             *self._name(request), _start(request.start)
         )
+        check_filter(record, request.group)
         return {
             "member": f"{self._broker.node_id}-{os.urandom(8).hex()}",
             "created": created,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from hashlib import sha256
 from uuid import UUID
 
 from convoymq.kernels.content import content_parts, split_record
@@ -43,6 +44,7 @@ SQL = ("amqp:sql-filter", 0x120)
 SQL_NAME = "sql-filter"
 SELECTOR = ("apache.org:selector-filter:string", 0x468C00000004)
 FIELDS_MAX = 16
+FILTER_NAME_DIGITS = 16
 PRIORITY = 4
 
 Wanted = Callable[[bytes], bool]
@@ -124,6 +126,23 @@ def filters_in(
 def encoded(served: Mapping[Value, Value]) -> bytes:
     """Returns filters that are served, for another node; empty without any."""
     return encode(dict(served)) if served else b""
+
+
+def filter_name(filters: bytes) -> str:
+    """Returns a short text for `encoded` filters that differs where they do; empty without any."""
+    if not filters:
+        return ""
+    asked, _ = decode(filters, 0, len(filters))
+    return sha256(repr(_in_order(asked)).encode()).hexdigest()[:FILTER_NAME_DIGITS]
+
+
+def _in_order(value: Value) -> object:
+    """Returns a value whose maps are in an order that does not depend on its sender."""
+    if isinstance(value, Described):
+        return repr(value.descriptor), _in_order(value.value)
+    if isinstance(value, Mapping):
+        return sorted((repr(name), repr(_in_order(each))) for name, each in value.items())
+    return value
 
 
 def wanted_by(filters: bytes, utc_ms: Callable[[], int]) -> Wanted:

@@ -16,6 +16,9 @@ A member counts its leases from when it sent the heartbeat that is answered; the
 from when it received it, and adds a margin. A member whose process is known to have ended (`dead`)
 is not waited for: it hands out nothing more. One that is only silent may go on (ADR 0092).
 
+All members that own partitions have one filter (ADR 0224): what it does not want is acknowledged.
+Members with another one are offered nothing until nobody with that filter is left.
+
 A coordinator of a weak topic prefers going on to waiting, and says what that costs:
 
     silent member      its partitions are given to others after `lost_ms`, before its leases end
@@ -50,7 +53,7 @@ from convoymq.topics.rules.group import (
     Release,
     Skip,
 )
-from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
+from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases, filter_of
 from convoymq.topics.rules.lineage import Lineage, Mode
 from convoymq.topics.rules.refusals import Code
 from convoymq.topics.rules.routes import Span
@@ -571,7 +574,7 @@ class Coordinator:
     def wanted_owners(self, pids: list[int]) -> dict[int, str]:
         """Returns the owner that each readable partition should have."""
         lineage, owners = self.lineage, self.state.owners
-        members = self.state.members - self.leaving
+        members = self._alike(self.state.members - self.leaving)
         inputs = (pids, members, dict(owners))
         if self._assigned_for != inputs:
             partitions = [lineage.partition(pid) for pid in pids]
@@ -587,6 +590,14 @@ class Coordinator:
                 parents,
             )
         return self._assigned
+
+    def _alike(self, members: set[str]) -> set[str]:
+        """Returns the members with the filter of those that own partitions; where nobody owns one,
+        of the first one by name."""
+        filters = {filter_of(owner.member) for owner in self.state.owners.values()}
+        if not filters:
+            filters = {filter_of(min(members, default=""))}
+        return {member for member in members if {filter_of(member)} == filters}
 
     def _place(self, readable: list[int], now_ms: int) -> None:
         state, known = self.state, self.known

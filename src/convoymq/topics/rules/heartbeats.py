@@ -13,6 +13,13 @@ from dataclasses import dataclass
 
 TTL_MS = 10_000
 MARGIN_MS = 1_000
+FILTER_MARK = "~"
+"""In the name of a member, before what names its filter (ADR 0224)."""
+
+
+def filter_of(member: str) -> str:
+    """Returns what names the filter of a member; empty: it wants every message."""
+    return member.partition(FILTER_MARK)[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,6 +338,13 @@ class GroupMember(Leaseholder[Share]):
             share.acks.append((offset, offset))
             share.unconfirmed += 1
 
+    def pass_over(self, pid: int, epoch: int, first: int, last: int, now_ms: int) -> None:
+        """The member's filter does not want messages that were handed out: the client does not get
+        them, and they use no credit."""
+        self.given -= last - first + 1
+        self.on_acknowledged(pid, epoch, first, last, now_ms)
+        self.step(now_ms)
+
     def on_returned(
         self,
         pid: int,

@@ -2,8 +2,8 @@
 
 A consumer of it is a member of the group. The group is created by its first consumer, which says
 where it begins (`x-stream-offset`: `first`, the default, `next`, or a time) and how it goes from
-route version to route version (`x-group-advance`: `linear`, the default, or `dag`). Everything else
-that queues do, groups refuse by name.
+route version to route version (`x-group-advance`: `linear`, the default, or `dag`). All members
+have one filter (ADR 0224). Everything else that queues do, groups refuse by name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.order_headers import Place
+from convoymq.messages.amqp10.filters import filter_name
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord, Vhost
 from convoymq.metadata.topic_settings import WEAK
 from convoymq.metadata.topics import find_topic, topic_of_group
@@ -42,7 +43,7 @@ from convoymq.topics.rules.member import RETRIES
 from convoymq.topics.shell.cuts import Position
 from convoymq.topics.shell.group_messages import GroupName, member_name
 from convoymq.topics.shell.member import Member, MemberParts
-from convoymq.topics.shell.refusals import GroupDataExpired
+from convoymq.topics.shell.refusals import GroupDataExpired, check_filter
 
 OFFSET_ARGUMENT = "x-stream-offset"
 LIMIT_ARGUMENT = "x-delivery-limit"
@@ -152,8 +153,10 @@ class GroupClient(QueueClient):
 
     async def _join(self, spec: ConsumerSpec, wanted: Wanted) -> None:
         queue = self.queue
+        filters = filter_name(spec.filters)
         try:
             await queue.create(wanted.position, wanted.advance)
+            check_filter(queue.record, queue.group_name.group, filters)
         except BrokerError as error:
             if not self.closed:
                 self._events.on_subscribed(self, spec.number, error)
@@ -164,13 +167,14 @@ class GroupClient(QueueClient):
         member = self._members[spec.number] = Member(
             parts,
             queue.group_name,
-            member_name(parts.node, parts.incarnation, self.session, spec.number),
+            member_name(parts.node, parts.incarnation, self.session, spec.number, filters),
             lambda: queue.record,
             spec.number,
             self._deliver,
             window=spec.prefetch,
             retries=wanted.retries,
             one_of_key=wanted.one_of_key,
+            wants=spec.wants,
         )
         member.places = self.places_of(spec.number)
         if spec.credited:
@@ -311,6 +315,7 @@ class GroupHandle(Queue):
     type = "topic-group"
     features = QueueFeatures(
         counts_failed_deliveries=True,
+        filters=True,
         consumer_arguments=frozenset(
             (OFFSET_ARGUMENT, LIMIT_ARGUMENT, ADVANCE_ARGUMENT, KEY_ARGUMENT)
         ),

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from convoymq.model.errors import PeerError
-from convoymq.topics.rules.heartbeats import Heartbeat, Leases
+from convoymq.topics.rules.heartbeats import FILTER_MARK, Heartbeat, Leases
 
 HEARTBEAT = "heartbeat"
 DRAINED = "drained"
@@ -43,15 +43,18 @@ class GroupName(NamedTuple):
         return f"{self.topic}/{self.group}"
 
 
-def member_name(node: int, incarnation: int, session: int, consumer: int) -> str:
-    """Returns the name of a member: that of its node comes first."""
-    return f"{node}-{incarnation}-{session}-{consumer}"
+def member_name(
+    node: int, incarnation: int, session: int, consumer: int, filter_name: str = ""
+) -> str:
+    """Returns the name of a member: that of its node comes first, that of its filter last."""
+    name = f"{node}-{incarnation}-{session}-{consumer}"
+    return f"{name}{FILTER_MARK}{filter_name}" if filter_name else name
 
 
 def process_of(member: str) -> tuple[int, int] | None:
     """Returns (node, its incarnation) of the process that a member lives in; None: it is no
     consumer of AMQP, and outlives the node that it speaks through."""
-    parts = member.split("-")
+    parts = member.partition(FILTER_MARK)[0].split("-")
     if len(parts) != MEMBER_PARTS or not all(part.isdecimal() for part in parts):
         return None
     return int(parts[0]), int(parts[1])

@@ -8,9 +8,11 @@ stays one block, and an acknowledgement says by itself which lease it is for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Protocol
 
 import structlog
@@ -64,6 +66,7 @@ RETRY_MS = 250
 HEARTBEAT_TIMEOUT_S = 3.0
 LINGER_MS = 11_000
 """A member that left and is not heard any more is forgotten after the time of a lease."""
+YIELD_MESSAGES = 64
 PLACE_SIZE = 1 << PLACE_BITS
 DRAIN_MS = 1_000
 """A drain that is not used up ends then: partitions that have nothing do not answer."""
@@ -78,12 +81,14 @@ Granted = Callable[[int, int], None]
 class RunBatch:
     """A run of a partition's log; see `topics.rules.member.Batch`."""
 
-    __slots__ = ("_hashes", "_keys", "messages", "offset", "run")
+    __slots__ = ("_hashes", "_keys", "messages", "offset", "run", "wanted")
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.offset = run.offset
         self.messages = run.messages
+        self.wanted: list[bool] = []
+        """For each message, whether the member's filter wants it; empty: there is none."""
         self._keys: list[bytes | None] = []
         self._hashes = b""
 
@@ -109,6 +114,22 @@ class RunBatch:
             run = self.run
             key = self._keys[at] = order_key(batch.record(run.block, run.command, run.first + at))
         return key
+
+    async def examine(self, wants: Callable[[bytes], bool]) -> None:
+        """Notes which messages are wanted."""
+        run = self.run
+        for record in range(run.first, run.first + run.messages):
+            self.wanted.append(wants(batch.record(run.block, run.command, record)))
+            if not len(self.wanted) % YIELD_MESSAGES:
+                await asyncio.sleep(0)
+
+    def parts(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Yields messages from `first` to below `end` as (first, end, whether they are wanted)."""
+        wanted = self.wanted[first - self.offset : end - self.offset] or [True] * (end - first)
+        for is_wanted, same in groupby(wanted):
+            count = sum(1 for _ in same)
+            yield first, first + count, is_wanted
+            first += count
 
     def copy(self, offset: int) -> bytes:
         """Returns an ENQUEUE command with one message."""
@@ -221,6 +242,8 @@ class Member:
         record: returns the topic as the tree has it.
         number: of the consumer in its channel.
         deliver: takes what the client gets.
+        wants: whether the client wants a record; None: it wants all. What it does not want is
+            acknowledged when its turn comes.
     """
 
     def __init__(
@@ -235,6 +258,7 @@ class Member:
         window: int,
         retries: int = RETRIES,
         one_of_key: bool = False,
+        wants: Callable[[bytes], bool] | None = None,
     ) -> None:
         self.name = name
         self.number = number
@@ -243,6 +267,7 @@ class Member:
         self._parts = parts
         self._record = record
         self._deliver = deliver
+        self._wants = wants
         self._clock = parts.clock
         topic = record()
         lp_of = partial(logical_partition, logical=topic.logical, seed=topic.hash_seed)
@@ -500,28 +525,33 @@ class Member:
         run = batch_of.run
         slot = self._slot_of(action.pid, action.epoch, action.first, action.end)
         trace = self._traces.get(action.pid)
-        if trace is not None:
-            trace.handed_out(
-                self.name.group,
-                self.core.member,
-                action.epoch,
-                action.first,
-                action.end - action.first,
-                action.failures,
-                one_of_key=self.core.one_of_key,
+        for first, end, is_wanted in batch_of.parts(action.first, action.end):
+            if trace is not None:
+                trace.handed_out(
+                    self.name.group,
+                    self.core.member,
+                    action.epoch,
+                    first,
+                    end - first,
+                    action.failures,
+                    one_of_key=self.core.one_of_key,
+                    passed_over=not is_wanted,
+                )
+            if not is_wanted:
+                self.core.pass_over(action.pid, action.epoch, first, end - 1, self._now())
+                continue
+            self._deliver(
+                Delivery(
+                    self.number,
+                    self._id(slot, first),
+                    run.block,
+                    run.command,
+                    run.first + first - run.offset,
+                    end - first,
+                    action.failures,
+                    action.failures,
+                )
             )
-        self._deliver(
-            Delivery(
-                self.number,
-                self._id(slot, action.first),
-                run.block,
-                run.command,
-                run.first + action.first - run.offset,
-                action.end - action.first,
-                action.failures,
-                action.failures,
-            )
-        )
 
     def _hand_out_parked(self, action: HandOutParked) -> None:
         entry = action.entry
@@ -571,6 +601,21 @@ class Member:
                 self._note_expired(fetch.pid, fetch.epoch, fetch.group_epoch)
             batches = [RunBatch(run) for run in found.runs]
             answer = Fetched(found.code, batches, found.next_offset, found.view)
+            if self._wants is not None and batches:
+                self._parts.spawn(self._examine(fetch, answer, batches, self._wants))
+                return
+        self.core.on_fetched(fetch, answer, self._now())
+        self.run()
+
+    async def _examine(
+        self,
+        fetch: Fetch,
+        answer: Fetched,
+        batches: Sequence[RunBatch],
+        wants: Callable[[bytes], bool],
+    ) -> None:
+        for each in batches:
+            await each.examine(wants)
         self.core.on_fetched(fetch, answer, self._now())
         self.run()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from convoymq.model.errors import Refused, Subject
+from convoymq.metadata.machine import TopicRecord
+from convoymq.model.errors import PreconditionFailed, Refused, Subject
+from convoymq.model.refusals import queue_subject
+from convoymq.topics.rules.heartbeats import filter_of
 from convoymq.topics.rules.refusals import DataExpired, NoKey
 
 
@@ -26,5 +29,24 @@ class GroupDataExpired(DataExpired):
             self,
             f"DATA_EXPIRED: {subject} had no member for too long, and messages that it has not "
             "read are deleted: seek the group, or delete it",
+            subject=subject,
+        )
+
+
+def check_filter(record: TopicRecord, group: str, name: str = "") -> None:
+    """Refuses a consumer with another filter than the members of its group (ADR 0224).
+
+    Args:
+        name: of the filter; empty: it wants every message.
+
+    Raises:
+        PreconditionFailed: the group has such members.
+    """
+    state = record.groups.get(group)
+    if state is not None and any(filter_of(member) != name for member in state.members):
+        subject = queue_subject(record.vhost, f"{record.name}/{group}")
+        raise PreconditionFailed(
+            f"consumers of a group have the same filter, and {subject} has some with another one, "
+            "or with none",
             subject=subject,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from convoymq.messages.amqp091 import Properties
-from convoymq.messages.amqp10.filters import filters_in
+from convoymq.messages.amqp10.filters import encoded, filter_name, filters_in
 from convoymq.messages.amqp10.message import stored_of
 from convoymq.messages.amqp10.sections import section
 from convoymq.messages.amqp10.values import Described, Symbol, Timestamp, UInt, ULong, Value
@@ -110,6 +110,16 @@ def test_all_filters_count_and_sql_takes_their_place() -> None:
 )
 def test_filters_that_are_left_out(name: str, descriptor: Symbol | ULong, value: Any) -> None:
     assert wants((name, descriptor, value)) is None
+
+
+def test_filters_have_one_name_in_whatever_order_and_others_another() -> None:
+    assert filter_name(encoded({})) == ""
+    names = [
+        filter_name(encoded({Symbol("f"): Described(APPLICATION, value)}))
+        for value in ({"n": 3, "m": "x"}, {"m": "x", "n": 3}, {"n": 3}, {"n": 4, "m": "x"})
+    ]
+    assert names[0] == names[1]
+    assert len({*names}) == 3
 
 
 def test_a_damaged_message_is_wanted_for_its_consumer_to_hear_of_it() -> None:

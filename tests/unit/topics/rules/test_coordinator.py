@@ -52,6 +52,21 @@ def test_a_lease_from_before_a_seek_ends_when_its_member_has_heard_of_the_seek(
     assert (Release(0, 1) in proposed) is released
 
 
+def test_only_members_with_the_filter_of_the_owners_are_offered_partitions() -> None:
+    """Members that joined at the same moment may have several filters."""
+    state = GroupState.first("g", 0, {})
+    for command in (Join("1~a"), Join("2~b"), Join("3")):
+        assert state.apply(command, latest=0)
+    coordinator = Coordinator(state, Lineage.first(first_route(4, 2)), 0)
+    assert set(coordinator.wanted_owners([0, 1]).values()) == {"1~a"}
+    assert state.apply(Grant(0, "2~b", 1, 0), latest=0)
+    assert set(coordinator.wanted_owners([0, 1]).values()) == {"2~b"}
+    assert state.apply(Join("4~b"), latest=0)
+    assert set(coordinator.wanted_owners([0, 1]).values()) == {"2~b", "4~b"}
+    coordinator.leaving = {"2~b", "4~b"}
+    assert coordinator.wanted_owners([0, 1]) == {}, "an owner has to go first"
+
+
 @pytest.mark.parametrize("held", [{}, {0: 1}])
 def test_a_lease_that_its_partition_has_fenced_is_told_as_revoked(held: dict[int, int]) -> None:
     """Also to a member that has not heard of it: nobody else would ever release it."""

@@ -148,6 +148,36 @@ def test_a_client_that_asks_for_it_has_one_message_of_a_key_at_a_time() -> None:
     assert not world.member.held[3].keys
 
 
+@pytest.mark.parametrize("one_of_key", [False, True])
+def test_what_a_filter_does_not_want_uses_no_credit_and_holds_no_key_up(one_of_key: bool) -> None:
+    unwanted = {1, 3, 4, 7}
+    world = World([b"a", b"b", b"a", b"a", b"b", b"a", b"b"], one_of_key=one_of_key, limit=1)
+    got: list[int] = []
+
+    def pass_over() -> None:
+        while unwanted & {*world.hand}:
+            offset = min(unwanted & {*world.hand})
+            world.hand.remove(offset)
+            world.member.pass_over(3, world.epoch, offset, offset, world.now)
+            world.run()
+            answer_all(world)
+
+    for limit in (1, 2, 3):
+        world.member.set_limit(limit, world.now)
+        world.run()
+        pass_over()
+        assert (len(world.hand), world.member.given) == (1, limit)
+        got += world.hand
+        world.acknowledge(0)
+        answer_all(world)
+        pass_over()
+    assert got == [2, 5, 6]
+    world.member.set_limit(4, world.now)
+    world.run()
+    pass_over()
+    assert (world.member.given, world.machine.groups["g"].cursor.watermark) == (3, 8)
+
+
 def test_messages_without_a_key_wait_for_none() -> None:
     world = World([b"", b"a", b"", b"a", b""], window=4, one_of_key=True)
     assert world.hand == [1, 2, 3, 5]

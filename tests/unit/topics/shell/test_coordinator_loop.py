@@ -16,7 +16,7 @@ from convoymq.model.errors import NotFound, PeerError, Unavailable
 from convoymq.topics.machine.partition import PartitionMachine
 from convoymq.topics.rules import commands as c
 from convoymq.topics.rules.group import GroupState
-from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
+from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases, filter_of
 from convoymq.topics.rules.routes import first_route
 from convoymq.topics.rules.topic import TopicState
 from convoymq.topics.shell.coordinator_loop import PAUSE_MS, GroupCoordinators
@@ -183,7 +183,9 @@ def test_a_member_whose_process_has_ended_is_not_waited_for() -> None:
 
 
 def test_names_of_members_say_in_which_process_they_live() -> None:
-    assert process_of(member_name(3, 12, 5, 1)) == (3, 12)
+    for filter_name in ("", "0123abcd-7"):
+        name = member_name(3, 12, 5, 1, filter_name)
+        assert (process_of(name), filter_of(name)) == ((3, 12), filter_name)
     for name in ("3-00aa11bb22cc33dd", "3-1-2", "3-1-2-x", "3-1--2", ""):
         assert process_of(name) is None
 
