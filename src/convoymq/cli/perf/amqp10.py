@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote
+from uuid import uuid4
 
 from convoymq.cli.perf.connection import (
     FRAME_BYTES_MAX,
@@ -98,7 +99,8 @@ class Amqp10Connection:
     def _open(self, address: Address) -> None:
         self._send(
             Open(
-                container_id="convoy perf",
+                # A link of another client with the same container and name would take its place.
+                container_id=f"convoy perf {uuid4()}",
                 hostname=f"vhost:{address.vhost}",
                 max_frame_size=FRAME_BYTES_MAX,
             )
