@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pika  # type: ignore[import-untyped]
 import pika.exceptions  # type: ignore[import-untyped]
 import pytest
@@ -194,6 +196,43 @@ def test_a_killed_process_comes_back_while_its_siblings_serve(
     until(lambda: len(children(supervisor)) == PROCESSES and before[1] not in children(supervisor))
     until(lambda: running(cluster) == NODES)
     assert before[0] in children(supervisor)
+
+
+def answering(cluster: LocalCluster) -> int:
+    """Returns which process answers on the HTTP port of machine 1; its port never refuses."""
+    url = f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/convoy/node"
+    while True:
+        # The process that has accepted the connection may be killed before it answers.
+        with contextlib.suppress(httpx.ReadError, httpx.RemoteProtocolError):
+            answer = httpx.get(url, auth=("guest", "guest"), timeout=PATIENCE_S)
+            return number_of(int(answer.raise_for_status().json()["id"]))[1]
+
+
+def scraped(cluster: LocalCluster, path: str = "metrics") -> set[str]:
+    """Returns the processes of machine 1 whose queues and links its metrics have."""
+    port = cluster.nodes[0].metrics_port
+    text = httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=PATIENCE_S).text
+    named = re.findall(r'^convoy_link_sent_bytes_total\{process="(\d)"', text, re.MULTILINE)
+    (identity,) = re.findall(r"^rabbitmq_identity_info\{.*\}", text, re.MULTILINE)
+    assert 'rabbitmq_node="convoy-1@' in identity
+    assert "process=" not in identity
+    return set(named)
+
+
+def test_another_process_answers_when_the_one_that_did_dies(cluster: LocalCluster) -> None:
+    """A client that asks all the time is refused at no time, and the metrics have all processes
+    whichever answers. A process that comes back serves when the next one dies."""
+    until(lambda: running(cluster) == NODES)
+    for path in ("metrics", "metrics/per-object"):
+        until(lambda path=path: scraped(cluster, path) == {"1", "2"})  # type: ignore[misc]
+    for _ in range(2):
+        first = answering(cluster)
+        rows = {(row["machine"], row["process"]): row for row in cluster.api("nodes")}
+        os.kill(int(rows[1, first]["os_pid"]), signal.SIGKILL)
+        until(lambda: answering(cluster) != first)  # noqa: B023
+        until(lambda: scraped(cluster) == {"1", "2"})
+        until(lambda: running(cluster) == NODES)
+        assert answering(cluster) != first
 
 
 def test_a_killed_machine_takes_no_majority_with_it(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -29,6 +30,7 @@ from convoymq.transport.frame_kinds import KIND_CLOSE_CONNECTION, KIND_LIST, KIN
 
 LIST_TIMEOUT_S = 1.0
 LIST_QUEUES_TIMEOUT_S = 5.0
+LONG_LISTS = ("queues", "leaders", "metrics")
 
 
 LOAD = (
@@ -37,6 +39,9 @@ LOAD = (
 )  # fmt: skip
 """Numbers of a node that change all the time."""
 OWNER_FIELDS = ("name", "peer_host", "peer_port")
+Family: TypeAlias = tuple[str, list[str]]
+"""Name and lines of a metric."""
+PACKED_FAMILIES = "families"
 
 
 class Known(NamedTuple):
@@ -96,6 +101,8 @@ class ClusterQueries:
         self._started_ms = clock.now_ms()
         self.shovel_rows: Callable[[], list[Row]] = list
         """Returns the status of the shovels that run on this node."""
+        self.metric_families: Callable[[list[object]], Awaitable[list[Family]]] = _no_families
+        """Returns the metrics of this process that another one of its machine asks for."""
         control.handle_replying(KIND_LIST, self._on_list)
         control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
         control.handle(KIND_PREFETCH, self._on_prefetch)
@@ -294,6 +301,12 @@ class ClusterQueries:
             known["out"].update(row["out"])
         return found
 
+    async def metrics_of(self, processes: Collection[int], asked: list[object]) -> list[Family]:
+        """Returns the metrics of other processes of this machine, as far as they answer."""
+        running = [node for node in processes if self._nodes.is_up(node)]
+        found = await self._gather(["metrics", *asked], running)
+        return [family for row in found for family in _families_in(row)]
+
     async def replicas_behind(self) -> dict[tuple[int, int], bool]:
         """Returns (group, node) of replicas that could not replace another one now: they stopped,
         lack something for longer than a moment, or have no vote; the value says whether they have
@@ -417,6 +430,10 @@ class ClusterQueries:
                 return [row async for row in in_slices(self._route_counts.rows())]
             case "behind":
                 return [row async for row in in_slices(self._local.behind_rows())]
+            case ["metrics", *asked]:
+                families = msgspec.msgpack.encode(await self.metric_families(asked))
+                # Lines of thousands of queues are much alike, and links carry messages meanwhile.
+                return [{PACKED_FAMILIES: await asyncio.to_thread(zlib.compress, families, 1)}]
             case "leaders":
                 return [row async for row in in_slices(self._local.leader_rows())]
             case "node":
@@ -513,4 +530,13 @@ class ClusterQueries:
 
 def _list_timeout_s(what: object) -> float:
     # Rows of thousands of queues are made in slices.
-    return LIST_QUEUES_TIMEOUT_S if what in ("queues", "leaders") else LIST_TIMEOUT_S
+    subject = what[0] if isinstance(what, list) and what[:1] == ["metrics"] else what
+    return LIST_QUEUES_TIMEOUT_S if subject in LONG_LISTS else LIST_TIMEOUT_S
+
+
+def _families_in(row: Row) -> list[Family]:
+    return msgspec.msgpack.decode(zlib.decompress(row[PACKED_FAMILIES]), type=list[Family])
+
+
+async def _no_families(_asked: list[object]) -> list[Family]:
+    return []

@@ -60,10 +60,13 @@ class LocalNode:
 
     def ports(self) -> dict[str, int]:
         """Returns the ports that it listens on, by what for."""
-        found = {"AMQP": self.amqp_port, "HTTP": self.http_port}
+        found = {
+            "AMQP": self.amqp_port,
+            "HTTP": self.http_port,
+            "metrics": self.metrics_port,
+        }
         for above in range(self.processes):
             of_process = f" of process {above + 1}" if above else ""
-            found["metrics" + of_process] = self.metrics_port + above
             found["cluster" + of_process] = self.link_port + above
         return found
 
@@ -97,7 +100,7 @@ class LocalCluster:
     """Nodes on this machine. As a context manager: started on entry, stopped on exit.
 
     Node k listens for AMQP on base_port + k - 1, and as far above as `offsets` says for the rest.
-    A node of several processes has as many ports for metrics and links, one after the other.
+    A node of several processes has as many ports for links, one after the other.
 
     Args:
         data: directory of the cluster; node k's files lie in `node-k`.
@@ -131,7 +134,7 @@ class LocalCluster:
                 k + 1,
                 base_port + k,
                 base_port + http + k,
-                base_port + metrics + k * processes,
+                base_port + metrics + k,
                 base_port + link + k * processes,
                 processes=processes,
             )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from convoymq.broker.registry import MessageCounters
     from convoymq.kernels.message_sizes import MessageSizes
     from convoymq.model.config import Config
+    from convoymq.transport.shared_sockets import TurnSockets
 
 Metric = tuple[str, str, dict[str, str], int]
 """(kind, name, labels, value)"""
@@ -37,6 +38,8 @@ class NodeParts:
     """A number that changes when clients send or receive, or something is stored here."""
     edges: Callable[[], Sequence[Edge]]
     """Returns all edges of the node."""
+    turns: TurnSockets | None
+    """Sockets of the edges' own ports, where the processes of a machine share them."""
 
 
 def message_metrics(protocol: str, counters: MessageCounters) -> list[Metric]:

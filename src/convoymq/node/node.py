@@ -310,8 +310,9 @@ class Node:
         self.manager.starting("Opens queues")
         await self._open_broker()
         assert self.broker is not None
-        shared = self._supervised.sockets if self._supervised is not None else None
-        self.served = ServedEdges(self.config, self.broker, self.rounds, self._activity, shared)
+        self.served = ServedEdges(
+            self.config, self.broker, self.rounds, self._activity, self._supervised
+        )
         self.edges = self.served.all
         self.rounds.carry_out(self.host, self.links, self.broker, self.edges)
         await self.broker.maintenance.attach(

@@ -78,22 +78,23 @@ def check_addresses(config: Config, *, has_clients: bool = False) -> None:
         has_clients: the process has inherited the addresses of clients.
     """
     wanted: dict[str, tuple[Address, ...]] = {"cluster.listen": (config.link_address,)}
-    wanted |= {listener.key: listener.addresses for listener in listeners(config)}
-    if has_clients:
-        for listener in config.listeners.listeners():
-            del wanted[listener.key]
+    if not has_clients:
+        wanted |= {listener.key: listener.addresses for listener in listeners(config)}
     for key, addresses in wanted.items():
         for address in addresses:
             for each in _bound(key, lambda: listen(address.host, address.port)):  # noqa: B023
                 each.close()
 
 
-def bind_clients(config: Config) -> Bound:
-    """Binds the addresses of clients, for the processes of a machine. Raises ConfigError."""
-    bound: dict[tuple[str, int], Sequence[socket.socket]] = {}
-    for listener in config.listeners.listeners():
-        bound |= _bound(listener.key, lambda: bind(listener.addresses))  # noqa: B023
-    return bound
+def bind_clients(config: Config) -> tuple[Bound, Bound]:
+    """Binds the addresses of clients, for the processes of a machine: the AMQP ports, and the ports
+    that edges have of their own. Raises ConfigError."""
+    shared = {listener.key for listener in config.listeners.listeners()}
+    bound: tuple[dict[tuple[str, int], Sequence[socket.socket]], ...] = ({}, {})
+    for listener in listeners(config):
+        found = _bound(listener.key, lambda: bind(listener.addresses))  # noqa: B023
+        bound[listener.key not in shared].update(found)
+    return bound[0], bound[1]
 
 
 def _bound(key: str, bind: Callable[[], T]) -> T:

@@ -15,12 +15,12 @@ from convoymq.edges.edge import Edge, NodeParts
 from convoymq.edges.registry import open_edges
 from convoymq.model.config import Config
 from convoymq.node.rounds import Rounds
-from convoymq.transport.shared_sockets import SharedSockets
 
 if TYPE_CHECKING:
     import ssl
 
     from convoymq.broker.facade import Broker
+    from convoymq.node.supervised import Supervised
 
 
 class ServedEdges:
@@ -28,7 +28,7 @@ class ServedEdges:
 
     Args:
         activity: returns a number that changes when clients are active (`NodeParts.activity`).
-        shared: the listening sockets of clients that this process shares with others.
+        supervised: what the node has in common with other processes of its machine.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class ServedEdges:
         broker: Broker,
         rounds: Rounds,
         activity: Callable[[], int],
-        shared: SharedSockets | None = None,
+        supervised: Supervised | None = None,
     ) -> None:
         self._config = config
-        self._shared = shared
+        self._shared = supervised.sockets if supervised is not None else None
         self._run_input = rounds.run_input
         parts = NodeParts(
             config=config,
@@ -49,6 +49,7 @@ class ServedEdges:
             run_input=rounds.run_input,
             activity=activity,
             edges=lambda: self.all,
+            turns=supervised.http if supervised is not None else None,
         )
         self._ports: SharedPorts | None = None
         self.all: tuple[Edge, ...] = ()

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from convoymq.edges.http.config import ManagementConfig
 from convoymq.model.config import Address, AlarmsConfig, Config, ConfigError
 from convoymq.model.machines import node_number, processes_max
-from convoymq.transport.shared_sockets import SharedSockets
+from convoymq.transport.shared_sockets import SharedSockets, TurnSockets
 
 WAL_BYTES_MIN = 1 << 20
 BACKLOG_BYTES_MIN = 1 << 20
@@ -26,6 +24,7 @@ class Supervised:
     """Parts that a process has from the supervisor of its machine."""
 
     sockets: SharedSockets
+    http: TurnSockets
     channel: socket.socket
     """Takes reports (`service_manager`), and ends with the supervisor."""
 
@@ -48,7 +47,6 @@ def process_config(config: Config, process: int, count: int) -> Config:
     """Returns the configuration of one of a machine's `count` processes."""
     above = process - 1
     node, cluster, raft = config.node, config.cluster, config.raft
-    management = config.of(ManagementConfig)
     directory = Path(node.data_dir)
     trace = config.trace
     first = cluster.advertise or str(config.link_address)
@@ -61,18 +59,12 @@ def process_config(config: Config, process: int, count: int) -> Config:
             peers=tuple(dict.fromkeys((*known, _address(first)))),
             size_hint=0,
             dns_name="",
-            advertise=_moved_text(cluster.advertise, above),
+            advertise=_moved(cluster.advertise, above),
             address=replace(config.link_address, port=config.link_address.port + above),
             port=0,
         )
-        management = replace(management, tcp=(), ssl=())
         if trace.directory:
             trace = replace(trace, directory=str(Path(trace.directory) / f"p{process}"))
-    management = replace(
-        management,
-        prometheus=_moved(management.prometheus, above),
-        prometheus_ssl=_moved(management.prometheus_ssl, above),
-    )
     return replace(
         config,
         node=replace(
@@ -101,7 +93,6 @@ def process_config(config: Config, process: int, count: int) -> Config:
             ),
             classic_memory_target_bytes=config.defaults.classic_memory_target_bytes // count,
         ),
-        edges={**config.edges, ManagementConfig: management},
     )
 
 
@@ -113,12 +104,9 @@ def _alarms(alarms: AlarmsConfig, count: int) -> AlarmsConfig:
     )
 
 
-def _moved(addresses: Iterable[Address], above: int) -> tuple[Address, ...]:
-    return tuple(replace(each, port=each.port + above) for each in addresses)
-
-
-def _moved_text(address: str, above: int) -> str:
-    return str(_moved((_address(address),), above)[0]) if address else ""
+def _moved(address: str, above: int) -> str:
+    found = _address(address) if address else None
+    return str(replace(found, port=found.port + above)) if found else ""
 
 
 def _address(text: str) -> Address:

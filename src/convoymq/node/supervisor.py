@@ -37,7 +37,7 @@ from convoymq.node.preflight import bind_clients, check_files
 from convoymq.node.process import run
 from convoymq.node.service_manager import READY, ServiceManager
 from convoymq.node.supervised import Supervised, process_config, process_count
-from convoymq.transport.shared_sockets import ClientCounts, SharedSockets, end
+from convoymq.transport.shared_sockets import ClientCounts, SharedSockets, TurnSockets, end
 
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 10.0
@@ -49,6 +49,8 @@ REPORT_BYTES_MAX = 4096
 LATE = (
     "convoymq.broker.facade",
     "convoymq.broker.node_view",
+    "convoymq.edges.http.app",
+    "convoymq.edges.http.http_server",
     "convoymq.kernels.route_cache",
     "convoymq.node.registration",
 )
@@ -93,8 +95,8 @@ class Supervisor:
         self.processes = [Process(k, process_config(config, k, count)) for k in range(1, count + 1)]
         self._run_node = run_node
         self._clock = clock
-        self._bound = bind_clients(config)
-        self._counts = ClientCounts(count)
+        self._shared = [(bound, ClientCounts(count)) for bound in bind_clients(config)]
+        """Sockets of AMQP, sockets of HTTP, and what the processes say of them."""
         self._manager = ServiceManager()
         self._selector = selectors.PollSelector()
         self._kill_after_s = KILL_MARGIN_S + 2 * config.node.stop_timeout_ms / 1000
@@ -123,9 +125,10 @@ class Supervisor:
             self._selector.close()
             for each in self._wakeup:
                 os.close(each)
-            for sockets in self._bound.values():
-                for sock in sockets:
-                    sock.close()
+            for bound, _ in self._shared:
+                for sockets in bound.values():
+                    for sock in sockets:
+                        sock.close()
         return self._code
 
     # -- processes ----------------------------------------------------------------------------
@@ -141,8 +144,13 @@ class Supervisor:
             try:
                 own.close()
                 self._leave_behind()
-                shared = SharedSockets(self._bound, self._counts, process.number)
-                code = self._run_node(process.config, Supervised(shared, channel))
+                (amqp, clients), (http, turns) = self._shared
+                supervised = Supervised(
+                    SharedSockets(amqp, clients, process.number),
+                    TurnSockets(http, turns, process.number),
+                    channel,
+                )
+                code = self._run_node(process.config, supervised)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -175,7 +183,8 @@ class Supervisor:
         process.channel.close()
         process.pid, process.channel = 0, None
         # What it has written there counts no more.
-        end(self._bound, self._counts, process.number)
+        for bound, counts in self._shared:
+            end(bound, counts, process.number)
         again_s: float | None = None
         if self._stop_by_s is None and code:
             if code == 1 and not self._was_ready:

@@ -4,6 +4,9 @@ The supervisor binds each address of clients once and forks the processes, which
 same sockets. A process accepts while no other one has fewer clients: so clients are spread evenly,
 whatever order the kernel wakes the processes in (ADR 0221). Numbers of clients are on a page of
 memory that all processes have.
+
+The HTTP addresses are served by one process at a time (ADR 0226). Each process writes on another
+page when it looked last, and whether it serves.
 """
 
 from __future__ import annotations
@@ -22,12 +25,15 @@ Bound = Mapping[tuple[str, int], Sequence[socket.socket]]
 CLOSED = -1
 """In place of a number of clients: the process does not accept."""
 
+HUNG_MS = 3000
+"""A process that has not looked for so long serves HTTP no more."""
+
 
 class ClientCounts:
     """Number of clients of each process of a machine; processes count from 1."""
 
     def __init__(self, processes: int) -> None:
-        self._page = memoryview(mmap.mmap(-1, 4 * processes)).cast("i")
+        self._page = memoryview(mmap.mmap(-1, 8 * processes)).cast("q")
         for process in range(1, processes + 1):
             self.set(process, CLOSED)
 
@@ -35,11 +41,13 @@ class ClientCounts:
         """Writes the number of clients of a process, or `CLOSED`."""
         self._page[process - 1] = count
 
-    def others(self, process: int) -> list[int]:
+    def others(self, process: int) -> dict[int, int]:
         """Returns the numbers of clients of the other processes that accept."""
-        found = list(self._page)
-        del found[process - 1]
-        return [count for count in found if count != CLOSED]
+        return {
+            each: count
+            for each, count in enumerate(self._page, 1)
+            if each != process and count != CLOSED
+        }
 
 
 def bind(addresses: Sequence[Address]) -> Bound:
@@ -96,13 +104,42 @@ class SharedSockets:
     def may_accept(self, clients: int) -> bool:
         """Returns whether no other process that accepts has fewer clients than this one."""
         self.publish(clients)
-        return clients <= min(self._counts.others(self._process), default=clients)
+        return clients <= min(self._counts.others(self._process).values(), default=clients)
 
     def close(self) -> None:
         """Accepts no more; the last process that does so has the system refuse connections."""
         if self._opened:
             self._opened.clear()
             end(self._bound, self._counts, self._process)
+
+
+class TurnSockets(SharedSockets):
+    """One process's part in the listening sockets of its machine that one process at a time serves.
+
+    A process that serves goes on until it closes, dies or hangs; the first of the others follows.
+    Two that began at one moment find each other at the next look: the first one goes on.
+    """
+
+    serves = False
+
+    def look(self, now_ms: int) -> bool:
+        """Returns whether this process serves. To be called several times in `HUNG_MS`.
+
+        Args:
+            now_ms: of the machine's monotonic clock.
+        """
+        others = {
+            process: told % 2 == 1
+            for process, told in self._counts.others(self._process).items()
+            if now_ms - told // 2 < HUNG_MS
+        }
+        first = all(process > self._process for process in others)
+        if self.serves:
+            self.serves = not any(serves and k < self._process for k, serves in others.items())
+        else:
+            self.serves = first and not any(others.values())
+        self.keep_open(2 * now_ms + self.serves)
+        return self.serves
 
 
 def end(bound: Bound, counts: ClientCounts, process: int) -> None:

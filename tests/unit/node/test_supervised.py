@@ -43,9 +43,7 @@ def test_the_others_have_numbers_directories_and_ports_of_their_own_and_only_joi
     assert third.link_address == Address("10.0.0.2", 25674)
     assert third.cluster.peers == (Address("10.0.0.1", 25672), Address("10.0.0.2", 25672))
     assert third.cluster.zone == "hall"
-    management = third.of(ManagementConfig)
-    assert management.tcp == ()
-    assert [each.port for each in management.prometheus] == [15694]
+    assert third.of(ManagementConfig) == config().of(ManagementConfig)
 
 
 def test_a_process_of_a_machine_without_peers_joins_its_first_process() -> None:

@@ -1,4 +1,5 @@
-"""Processes of a machine accept from the same sockets, each as many clients as the others."""
+"""Processes of a machine accept from the same sockets, each as many clients as the others; one of
+them serves HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 
 from convoymq.model.config import Address
 from convoymq.transport.listening import Acceptor
-from convoymq.transport.shared_sockets import ClientCounts, SharedSockets, bind, end
+from convoymq.transport.shared_sockets import (
+    HUNG_MS,
+    ClientCounts,
+    SharedSockets,
+    TurnSockets,
+    bind,
+    end,
+)
 
 
 def free_address() -> Address:
@@ -124,3 +132,70 @@ async def test_acceptors_share_clients_and_take_those_that_nobody_else_takes() -
         assert [len(each) for each in taken] == [13, 10]
         for acceptor in acceptors:
             acceptor.close()
+
+
+class Turns:
+    """Processes that look whose turn it is, on a clock that the test moves."""
+
+    def __init__(self, processes: int) -> None:
+        self.counts = ClientCounts(processes)
+        self.now_ms = 1_000_000
+        self.of = {k: self.start(k) for k in range(1, processes + 1)}
+
+    def start(self, process: int) -> TurnSockets:
+        made = TurnSockets({("", 0): []}, self.counts, process)
+        made.open("", 0, 1, 0)
+        return made
+
+    def look(self, *processes: int) -> list[int]:
+        """These processes look, one after the other; returns those that serve."""
+        self.now_ms += 100
+        return [k for k in processes if self.of[k].look(self.now_ms)]
+
+    def kill(self, process: int) -> None:
+        end({}, self.counts, process)
+        self.of[process] = TurnSockets({}, self.counts, process)
+
+
+def test_one_process_serves_until_it_dies_and_the_first_of_the_others_follows() -> None:
+    turns = Turns(3)
+    assert turns.look(1, 2, 3) == [1]
+    assert turns.look(3, 2, 1) == [1]
+    turns.kill(1)
+    assert turns.look(3, 2) == [2]
+    turns.of[1] = turns.start(1)
+    assert turns.look(1, 2, 3) == [2]
+    turns.of[2].close()
+    assert turns.look(3, 1) == [1]
+
+
+def test_a_process_that_hangs_is_followed_and_serves_again_alone() -> None:
+    turns = Turns(2)
+    turns.look(1, 2)
+    assert turns.look(1, 2) == [1]
+    for _ in range(HUNG_MS // 100 - 2):
+        assert turns.look(2) == []
+    turns.look(2)
+    assert turns.look(2) == [2]
+    assert turns.look(1, 2) == [1]
+    assert turns.look(1, 2) == [1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(("look", "kill", "start")))))
+def test_after_two_looks_of_all_one_process_serves(steps: list[tuple[int, str]]) -> None:
+    turns = Turns(4)
+    alive = {1, 2, 3, 4}
+    for process, what in steps:
+        if what == "start":
+            alive.add(process)
+            turns.of[process] = turns.start(process)
+        elif process in alive and what == "kill":
+            alive.remove(process)
+            turns.kill(process)
+        elif process in alive:
+            turns.look(process)
+    order = sorted(alive, reverse=True)
+    turns.look(*order)
+    turns.look(*order)
+    assert len(turns.look(*order)) == min(1, len(alive))
+    assert turns.look(*order) == turns.look(*order)

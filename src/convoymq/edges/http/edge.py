@@ -15,6 +15,7 @@ from convoymq.edges.http.server import ManagementServer, Secured
 from convoymq.model.config import Address, SslConfig
 
 if TYPE_CHECKING:
+    from convoymq.broker.cluster_queries import Family
     from convoymq.edges.http.definition_files import DefinitionFiles
 
 
@@ -22,6 +23,14 @@ def open_edge(parts: NodeParts) -> ManagementEdge:
     """Makes the edge as the node's configuration wants it."""
     config = parts.config
     own = config.of(ManagementConfig)
+
+    async def families(asked: list[object]) -> list[Family]:
+        # Takes the web framework with it, which an idle node does not load.
+        from convoymq.edges.http.metrics import families_of, scrape_of
+
+        return await families_of(parts.broker, parts.edges(), scrape_of(asked))
+
+    parts.broker.cluster.metric_families = families
     return ManagementEdge(
         ManagementServer(
             parts.broker,
@@ -31,6 +40,7 @@ def open_edge(parts: NodeParts) -> ManagementEdge:
             prometheus_tls=_secured(own.prometheus_ssl, config.prometheus_ssl),
             served=served_by(config, parts.edges),
             backlog=config.listeners.backlog,
+            turns=parts.turns,
         ),
         parts.broker.counters.of(HTTP),
         _files(parts, own),

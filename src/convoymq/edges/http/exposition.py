@@ -3,7 +3,7 @@ writes all in one call (ADR 0194)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -23,11 +23,18 @@ class Text:
     Args:
         help_texts: by family.
         prefix: of all names, behind RabbitMQ's or our own.
+        labels: of all samples.
     """
 
     def __init__(
-        self, help_texts: Mapping[str, str], *, open_metrics: bool, prefix: str = ""
+        self,
+        help_texts: Mapping[str, str],
+        *,
+        open_metrics: bool,
+        prefix: str = "",
+        labels: Mapping[str, str] | None = None,
     ) -> None:
+        self._labels = dict(labels or {})
         self._help_texts = help_texts
         self.prefix = prefix
         self._open_metrics = open_metrics
@@ -53,6 +60,8 @@ class Text:
             lines = [f"# TYPE {named} {kind}", f"# HELP {named} {help_text}"]
             self._families[family] = lines
         shown = ""
+        if self._labels:
+            labels = {**self._labels, **(labels or {})}
         if labels:
             pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
             shown = f"{{{pairs}}}"
@@ -63,6 +72,16 @@ class Text:
 
     def counter(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
         self.add("counter", name, value, labels)
+
+    def families(self) -> list[tuple[str, list[str]]]:
+        """Returns name and lines of each family; the first two lines say what it is."""
+        return list(self._families.items())
+
+    def extend(self, families: Iterable[tuple[str, list[str]]]) -> None:
+        """Adds samples of another text of the same form."""
+        for family, lines in families:
+            known = self._families.setdefault(family, lines[:2])
+            known += lines[2:]
 
     def render(self) -> str:
         lines = [line for family in self._families.values() for line in family]

@@ -42,19 +42,24 @@ class Listener:
         backlog: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        self.address = address
+        self.backlog = backlog
         self._tls = tls
-        self._address = address
         self._times = times
         self._make_app = make_app
-        self._backlog = backlog
         self._sockets: list[socket.socket] = []
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 
-    def open(self) -> None:
-        """Binds and waits for the first client."""
-        self._sockets = listen(*self._address, self._backlog)
+    def open(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for the first client.
+
+        Args:
+            sockets: listen already, and belong to the listener from now on; None: it binds its
+                address.
+        """
+        self._sockets = sockets or listen(*self.address, self.backlog)
         self.port = self._sockets[0].getsockname()[1]
         for sock in self._sockets:
             asyncio.get_running_loop().add_reader(sock.fileno(), self._on_first)
@@ -73,7 +78,7 @@ class Listener:
                 # Importing takes a tenth of a second: in a thread that does not stop the loop.
                 make_server = await loop.run_in_executor(None, _import_server)
                 app = await loop.run_in_executor(None, self._make_app)
-                self._server = make_server(app, self._times, self._backlog, self._tls)
+                self._server = make_server(app, self._times, self.backlog, self._tls)
                 await self._server.serve(sockets=sockets)
                 return
             except Exception as error:
@@ -85,7 +90,7 @@ class Listener:
             importlib.invalidate_caches()
 
     async def close(self) -> None:
-        """Ends it."""
+        """Ends it; `open` begins anew."""
         sockets, self._sockets = self._sockets, []
         if not sockets:
             return
@@ -104,6 +109,7 @@ class Listener:
                 self._server.force_exit = True
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
+        self._task = self._server = None
         for sock in sockets:
             sock.close()
 

@@ -56,6 +56,13 @@ class Filter:
     vhosts: frozenset[str] | None = None
     """None: of all virtual hosts."""
     queue: Pattern | None = None
+    expression: str = ""
+    """Text of `queue`."""
+
+    def as_row(self) -> list[object]:
+        """Returns it for another process: the arguments of `filter_of`."""
+        vhosts = None if self.vhosts is None else sorted(self.vhosts)
+        return [vhosts, self.expression]
 
     def wants(self, vhost: str, queue: str | None = None) -> bool:
         """Returns whether an object of a virtual host, and of a queue, is asked for."""
@@ -372,11 +379,17 @@ def detailed_in(query: QueryParams) -> tuple[list[str], Filter]:
     if len(expression) > QUEUE_FILTER_MAX or len(query.getlist("queue")) > 1:
         raise bad_request(f"queue: one expression of at most {QUEUE_FILTER_MAX} characters")
     try:
-        queue = compile_pattern(expression) if expression else None
+        return names, filter_of(query.getlist("vhost") or None, expression)
     except BrokerError as error:
         raise bad_request(f"queue: {error.text}") from None
-    vhosts = query.getlist("vhost")
-    return names, Filter(vhosts=frozenset(vhosts) if vhosts else None, queue=queue)
+
+
+def filter_of(vhosts: Iterable[str] | None, expression: str) -> Filter:
+    """Returns a filter for virtual hosts (None: all) and names of queues ("": all). Raises
+    BrokerError: the expression cannot be compiled."""
+    queue = compile_pattern(expression) if expression else None
+    named = None if vhosts is None else frozenset(vhosts)
+    return Filter(vhosts=named, queue=queue, expression=expression)
 
 
 async def write_families(

@@ -1,9 +1,14 @@
-"""Metrics of this node in Prometheus' text format, under the names that dashboards know."""
+"""Metrics of this node, and of the other processes of its machine, in Prometheus' text format,
+under the names that dashboards know."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
@@ -11,10 +16,12 @@ from convoymq.broker.local_queues import AT_LEAST_ONCE_NAME, STRATEGIES
 from convoymq.edges.http.exposition import Text
 from convoymq.edges.http.json_values import count_in
 from convoymq.edges.http.metric_families import (
+    ALL,
     CLUSTER,
     FAMILIES,
     QUEUE_FAMILIES,
     Filter,
+    filter_of,
     led_here,
     write_families,
     write_queue_info,
@@ -28,6 +35,32 @@ if TYPE_CHECKING:
     from convoymq.edges.edge import Edge
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrape:
+    """Metrics that a client asks for."""
+
+    per_object: bool = False
+    """A line per object instead of sums."""
+    open_metrics: bool = False
+    names: Sequence[str] | None = None
+    """Families of `/metrics/detailed`; None: all metrics."""
+    wanted: Filter = ALL
+
+    def as_row(self) -> list[object]:
+        """Returns it for another process: the argument of `scrape_of`."""
+        names = None if self.names is None else list(self.names)
+        return [self.per_object, self.open_metrics, names, *self.wanted.as_row()]
+
+
+def scrape_of(row: Sequence[object]) -> Scrape:
+    """Returns what a process of the machine asks for."""
+    per_object, open_metrics, names, vhosts, expression = msgspec.convert(
+        row, type=tuple[bool, bool, list[str] | None, list[str] | None, str]
+    )
+    wanted = filter_of(vhosts, expression)
+    return Scrape(per_object=per_object, open_metrics=open_metrics, names=names, wanted=wanted)
+
+
 async def render(
     broker: Broker,
     edges: Sequence[Edge] = (),
@@ -35,7 +68,7 @@ async def render(
     per_object: bool = False,
     open_metrics: bool = False,
 ) -> str:
-    """Returns the metrics; lines of objects are made while the event loop goes on.
+    """Returns the metrics of the machine; lines of objects are made while the event loop goes on.
 
     Args:
         edges: their own metrics are added.
@@ -43,6 +76,55 @@ async def render(
     """
     text = Text(HELP, open_metrics=open_metrics)
     _identity(text, broker, "per-object" if per_object else "aggregated")
+    scrape = Scrape(per_object=per_object, open_metrics=open_metrics)
+    await _write_machine(text, broker, edges, scrape)
+    return text.render()
+
+
+async def render_detailed(
+    broker: Broker, names: Sequence[str], wanted: Filter, *, open_metrics: bool = False
+) -> str:
+    """Returns families of metrics with a line per object, under names of their own."""
+    text = Text(HELP, open_metrics=open_metrics)
+    _identity(text, broker, "detailed")
+    own = [name for name in names if name in FAMILIES]
+    await _write_machine(
+        text, broker, (), Scrape(open_metrics=open_metrics, names=own, wanted=wanted)
+    )
+    text.prefix = "cluster_"
+    cluster = [name for name in names if name in CLUSTER]
+    await write_families(text, broker, cluster, per_object=True, wanted=wanted)
+    return text.render()
+
+
+async def _write_machine(text: Text, broker: Broker, edges: Sequence[Edge], scrape: Scrape) -> None:
+    """Writes the metrics of this process and of the others of its machine."""
+    machine = broker.tree.nodes.of_machine(broker.node_id)
+    others = [node for node in machine if node != broker.node_id]
+    asked = broker.cluster.metrics_of(others, scrape.as_row())
+    for families in await asyncio.gather(families_of(broker, edges, scrape), asked):
+        text.extend(families)
+
+
+async def families_of(
+    broker: Broker, edges: Sequence[Edge], scrape: Scrape
+) -> list[tuple[str, list[str]]]:
+    """Returns the families of this process, with its number as a label where the machine has
+    several."""
+    own = broker.tree.nodes.find(str(broker.node_id))
+    several = own is not None and len(broker.tree.nodes.of_machine(own.id)) > 1
+    labels = {"process": str(own.process)} if own is not None and several else None
+    text = Text(HELP, open_metrics=scrape.open_metrics, labels=labels)
+    if scrape.names is None:
+        await _write_all(text, broker, edges, per_object=scrape.per_object)
+    else:
+        await _write_detailed(text, broker, list(scrape.names), scrape.wanted)
+    return text.families()
+
+
+async def _write_all(
+    text: Text, broker: Broker, edges: Sequence[Edge], *, per_object: bool
+) -> None:
     _edges(text, broker)
     _process(text, broker, broker.node.info())
     await write_families(text, broker, FAMILIES, per_object=per_object)
@@ -56,29 +138,20 @@ async def render(
     for edge in edges:
         for kind, name, labels, value in edge.metrics():
             text.add(kind, name, value, labels)
-    return text.render()
 
 
-async def render_detailed(
-    broker: Broker, names: Sequence[str], wanted: Filter, *, open_metrics: bool = False
-) -> str:
-    """Returns families of metrics with a line per object, under names of their own."""
-    text = Text(HELP, open_metrics=open_metrics)
-    _identity(text, broker, "detailed")
-    own = [name for name in names if name in FAMILIES]
-    if "queue_metrics" in own and "queue_consumer_count" in own:
-        own.remove("queue_consumer_count")
+async def _write_detailed(text: Text, broker: Broker, names: list[str], wanted: Filter) -> None:
+    if "queue_metrics" in names and "queue_consumer_count" in names:
+        names.remove("queue_consumer_count")
     text.prefix = "detailed_"
-    await write_families(text, broker, own, per_object=True, wanted=wanted)
-    if not QUEUE_FAMILIES.isdisjoint(own):
+    await write_families(text, broker, names, per_object=True, wanted=wanted)
+    if not QUEUE_FAMILIES.isdisjoint(names):
         await write_queue_info(text, broker, wanted)
-    text.prefix = "cluster_"
-    cluster = [name for name in names if name in CLUSTER]
-    await write_families(text, broker, cluster, per_object=True, wanted=wanted)
-    return text.render()
 
 
 def _identity(text: Text, broker: Broker, endpoint: str) -> None:
+    """Writes who answers: the machine, under the name of its first process."""
+    first = min(broker.tree.nodes.of_machine(broker.node_id), default=broker.node_id)
     text.gauge(
         "build_info",
         1,
@@ -93,7 +166,7 @@ def _identity(text: Text, broker: Broker, endpoint: str) -> None:
         "identity_info",
         1,
         {
-            "rabbitmq_node": broker.node_name,
+            "rabbitmq_node": broker.node_name_of(first),
             "rabbitmq_cluster": broker.cluster_name,
             "rabbitmq_cluster_permanent_id": broker.cluster_name,
             "rabbitmq_endpoint": endpoint,

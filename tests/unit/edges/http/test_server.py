@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from convoymq.edges.amqp091.handshake import server_properties
 from convoymq.edges.http import http_server
 from convoymq.edges.http.server import ManagementServer
 from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
+from convoymq.model.config import Address
 from convoymq.model.errors import InvariantViolated
 from convoymq.transport.listening import has_ipv6
+from convoymq.transport.shared_sockets import ClientCounts, TurnSockets, bind
 from tests.loop_faults import loop_faults
 from tests.patience import PATIENCE_S
 from tests.sockets import backlog_of
@@ -224,3 +227,38 @@ async def test_a_violated_invariant_in_a_request_ends_the_process(
     async with httpx.AsyncClient(auth=("guest", "guest")) as browser:
         await browser.get(f"http://127.0.0.1:{server.ports[0]}/api/nodes")
     assert [type(error) for error in faults] == [InvariantViolated]
+
+
+async def test_processes_of_a_machine_follow_each_other_on_its_port(cluster: FakeCluster) -> None:
+    """Each of two servers serves in turn; a client is refused at no time."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", free.getsockname()[1])
+    bound, counts = bind([address]), ClientCounts(2)
+
+    def make(process: int) -> ManagementServer:
+        turns = TurnSockets(bound, counts, process)
+        where = [(address.host, address.port)]
+        return ManagementServer(cluster.nodes[1].broker, where, turns=turns)
+
+    servers = [make(1), make(2), make(1)]
+    for server in servers[:2]:
+        await server.start()
+    url = f"http://{address}/api/vhosts/%2F"
+    for leaving, following in ((0, 1), (1, 2)):
+        async with httpx.AsyncClient(auth=("guest", "guest"), timeout=PATIENCE_S) as browser:
+            assert (await browser.get(url)).status_code == 200
+            await servers[leaving].stop()
+        async with httpx.AsyncClient(auth=("guest", "guest"), timeout=PATIENCE_S) as browser:
+            assert (await browser.get(url)).status_code == 200
+        turns = servers[following]._turns
+        assert turns is not None
+        assert turns.serves
+        if leaving == 0:
+            await servers[2].start()
+    await servers[2].stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.host, address.port))
+    for sockets in bound.values():
+        for sock in sockets:
+            sock.close()
