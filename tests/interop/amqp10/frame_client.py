@@ -12,8 +12,11 @@ from convoymq.edges.amqp10.performatives import (
     Accepted,
     Attach,
     Begin,
+    Close,
     Composite,
+    Detach,
     Disposition,
+    End,
     Flow,
     Open,
     SaslInit,
@@ -85,6 +88,8 @@ class FrameClient:
                 performative, payload = read(found.body)
                 if isinstance(performative, kind):
                     return performative, payload
+                # Whoever waits for something else waits in vain.
+                assert not isinstance(performative, (Detach, End, Close)), performative
                 self._kept.append((performative, payload))
 
     def _exactly(self, size: int) -> bytes:

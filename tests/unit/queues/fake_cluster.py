@@ -201,6 +201,9 @@ class FakeHost:
     def floor_of(self, kind: str) -> int:
         return 1
 
+    def newest_of(self, kind: str, nodes: Any) -> int:
+        return 1
+
     def is_replica_live(self, group: int, node: int) -> bool:
         return node in self.cluster.groups[group].replicas
 

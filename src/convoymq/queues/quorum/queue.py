@@ -168,8 +168,8 @@ class QuorumQueue(GroupQueue):
         self._refusing_at = 0
         self._warned_overflow = False
         self._is_thawing = False
-        #: Version that every node supported when this was opened.
-        self._floor_at_first = self._host.floor_of(QuorumMachine.KIND)
+        #: Version that all members supported when this was opened.
+        self._newest_at_first = self._newest()
 
     # --- clients -------------------------------------------------------------------------
 
@@ -268,16 +268,20 @@ class QuorumQueue(GroupQueue):
         """See `Queue`: from version 2 of the machine on."""
         return self._serves(ATTRIBUTES_VERSION)
 
+    def _newest(self) -> int:
+        """Returns the newest version of the machine that all members support."""
+        return self._host.newest_of(QuorumMachine.KIND, self.members)
+
     def _serves(self, version: int) -> bool:
         """Returns whether the machine has a version, or a newer one."""
         replica = self._host.replica(self.group)
         if replica is None or replica.is_behind:
-            return self._host.floor_of(QuorumMachine.KIND) >= version
+            return self._newest() >= version
         if replica.machine.version >= version:
             return True
         # A new queue whose first entries are not applied here: who declared it has waited for the
         # version, on another node.
-        return self._floor_at_first >= version and replica.last_applied <= FIRST_ENTRIES
+        return self._newest_at_first >= version and replica.last_applied <= FIRST_ENTRIES
 
     @property
     def serves_delays(self) -> bool:
@@ -773,7 +777,7 @@ class QuorumQueue(GroupQueue):
         replica = self.replica()
         if replica is None or self.deleted:
             return True
-        if replica.machine.version < self._host.floor_of(QuorumMachine.KIND):
+        if replica.machine.version < self._newest():
             # Its first messages may need what the newer version brings.
             return False
         known = {**SINCE_VERSION_2, **self.unset, **replica.machine.settings}

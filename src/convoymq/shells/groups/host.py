@@ -12,7 +12,7 @@ leader by asking the members, and forwards.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from convoymq.kernels.batch import CommandBuilder
@@ -250,6 +250,17 @@ class ReplicaHost:
     def floor_of(self, kind: str) -> int:
         """Returns the machine version of a kind that every node of the cluster supports."""
         return supported.floor_of(self.versions, kind)
+
+    def newest_of(self, kind: str, nodes: Iterable[int]) -> int:
+        """Returns the newest machine version of a kind that all of these nodes support, by what
+        they said when they were linked last; a group that has them as members soon applies by it.
+        A node that was not linked yet supports what every node does."""
+        floor = self.floor_of(kind)
+        if self.config.hold_versions:
+            return floor
+        said = {**self.supports, self.node: supported.supports()}
+        known = (supported.newest_of(said.get(node, {}), kind) for node in nodes)
+        return max(floor, min(known, default=floor))
 
     def replica(self, group: int) -> Replica | None:
         """Returns the local replica, if any."""

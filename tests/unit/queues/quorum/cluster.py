@@ -169,7 +169,7 @@ class Node:
         self.full: set[int] = set()
         self.awaiting: list[tuple[int, Any]] = []
         self.sessions = 0
-        self.floor = cluster.floor
+        self.newest = cluster.newest
         self.incarnations = dict.fromkeys(NODES, 1)
         self.queue = self.make_queue(
             vhost="/",
@@ -218,8 +218,8 @@ class Node:
     def replica(self, group: int) -> Replica | None:
         return self.own
 
-    def floor_of(self, kind: str) -> int:
-        return self.floor
+    def newest_of(self, kind: str, nodes: Any) -> int:
+        return self.newest
 
     def is_replica_live(self, group: int, node: int) -> bool:
         return node in REPLICAS and not self.cluster.nodes[node].stalled
@@ -259,7 +259,7 @@ class Cluster:
     """See the module docstring."""
 
     node_class = Node
-    floor = 1
+    newest = 1
     """Machine version that all nodes support."""
 
     def __init__(

@@ -45,7 +45,7 @@ NUMBERS = {kept(n, priority)[0]: n for n in range(200) for priority in (None, 9)
 
 
 class Filtered(Reserved):
-    floor = QuorumMachine.VERSION
+    newest = QuorumMachine.VERSION
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -21,7 +21,7 @@ EACH = pytest.mark.parametrize("node", NODES)
 
 
 class Newest(Cluster):
-    floor = QuorumMachine.VERSION
+    newest = QuorumMachine.VERSION
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

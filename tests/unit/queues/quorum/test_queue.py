@@ -287,13 +287,13 @@ def test_a_new_queue_serves_its_version_before_its_first_entries_are_here(
     nodes supported the version waits for the version itself."""
 
     class Upgraded(Cluster):
-        floor = since
+        newest = since
 
     for made, is_new in ((Cluster, False), (Upgraded, True)):
         cluster = made()
         node = cluster.nodes[1]
         assert getattr(node.queue, serves) == is_new
-        node.floor = since
+        node.newest = since
         assert getattr(node.queue, serves) == is_new
         source, _ = node.open()
         for number in range(FIRST_ENTRIES + 1):

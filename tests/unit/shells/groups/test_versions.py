@@ -168,6 +168,17 @@ def test_versions_are_held_when_the_operator_says_so() -> None:
     assert versions(net) == [1, 1, 1]
 
 
+def test_a_new_group_gets_what_all_its_members_support() -> None:
+    net = started(NextMachine, AfterNextMachine, ListMachine)
+    host, kind = net.hosts[1], ListMachine.KIND
+    assert host.newest_of(kind, (2, 3)) == 1
+    assert host.newest_of(kind, (2,)) == 3
+    # Never linked: nothing is known of it.
+    assert host.newest_of(kind, (2, 5)) == 1
+    held = started(NextMachine, config=RaftConfig(hold_versions=True)).hosts[1]
+    assert held.newest_of(kind, (2, 3)) == 1
+
+
 def test_who_does_not_support_the_version_in_force_is_not_taken_in() -> None:
     net = started(NextMachine)
     net.classes[4] = ListMachine
