@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 
@@ -117,9 +118,9 @@ class Proxy:
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends = [writer]
+        self.proxies.ends.add(writer)
         task = asyncio.current_task()
         assert task is not None
-        self.proxies.tasks.add(task)
         try:
             dialler, first, loss = await self.dialler(reader, writer)
             pair = frozenset((dialler, self.node))
@@ -127,6 +128,7 @@ class Proxy:
                 return
             inner, outer = await asyncio.open_connection("127.0.0.1", self.port)
             ends.append(outer)
+            self.proxies.ends.add(outer)
             outer.write(first)
             self.proxies.carried.setdefault(pair, set()).add(task)
             async with asyncio.TaskGroup() as group:
@@ -135,7 +137,6 @@ class Proxy:
         except (OSError, asyncio.IncompleteReadError, ExceptionGroup, asyncio.CancelledError):
             pass
         finally:
-            self.proxies.tasks.discard(task)
             for end in ends:
                 end.close()
 
@@ -168,7 +169,7 @@ class Proxies:
         self.loses: Callable[[SeenFrame], bool] = lambda _: False
         """Which frames do not arrive."""
         self.carried: dict[frozenset[int], set[asyncio.Task[Any]]] = {}
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.ends: WeakSet[asyncio.StreamWriter] = WeakSet()
         self.bytes_passed = 0
         self.proxies = [
             Proxy(self, n.number, n.link_port, ("127.0.0.1", n.link_port + PROXY_OFFSET))
@@ -193,10 +194,16 @@ class Proxies:
         for proxy in self.proxies:
             if proxy.server is not None:
                 proxy.server.close()
-        tasks = list(self.tasks)
+        # Connections that the system has accepted get their tasks first.
+        await asyncio.sleep(0)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for end in list(self.ends):
+            # A node that is stopped never takes the rest of what was written.
+            end.transport.abort()
+        await asyncio.sleep(0)
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)

@@ -150,6 +150,9 @@ class SocketShell(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         assert self._transport is not None
+        if self._closed:
+            self._transport.abort()
+            return
         settings = self._edge.settings
         self._transport.set_write_buffer_limits(
             high=settings.output_bytes_high, low=settings.output_bytes_low
@@ -205,10 +208,13 @@ class SocketShell(asyncio.Protocol):
 
     def close(self) -> None:
         """See `Shell`."""
-        transport = self._transport
-        if transport is None or self._closed:
+        if self._closed:
             return
         self._closed = True
+        transport = self._transport
+        if transport is None:
+            # `connection_made` ends it.
+            return
         self.write_output()
         transport.close()
         self._timer = self._loop.call_later(self._edge.settings.close_timeout_s, transport.abort)

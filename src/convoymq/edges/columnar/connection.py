@@ -132,6 +132,9 @@ class FetchConnection(asyncio.BufferedProtocol, ClientConnection):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         assert self._transport is not None
+        if self.state is State.CLOSED:
+            self._transport.abort()
+            return
         # What the transport keeps is a part of an answer and holds all of it: the answer is done,
         # and its room given back, when nothing is kept. TLS pauses at the bound, not above it.
         self._transport.set_write_buffer_limits(high=int(self.ssl), low=0)

@@ -155,6 +155,9 @@ class FetchEdge(Edge):
         deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_S
         while self.connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
+        for connection in list(self.connections.values()):
+            connection.abort()
+        await asyncio.sleep(0)
 
     def metrics(self) -> list[Metric]:
         found: list[Metric] = [

@@ -109,6 +109,11 @@ class Listener:
                 self._server.force_exit = True
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
+                # The server leaves the connections of requests that still run.
+                for connection in list(self._server.server_state.connections):
+                    if connection.transport is not None:
+                        connection.transport.abort()
+                await asyncio.sleep(0)
         self._task = self._server = None
         for sock in sockets:
             sock.close()

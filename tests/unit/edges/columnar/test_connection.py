@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from convoymq.edges.columnar.connection import FetchConnection, State
 from convoymq.metadata.commands import DeleteUser, PutUser
 from convoymq.model.columnar import ANSWER, PREFACE, ErrorCode, Op, encode_frame
+from tests.patience import PATIENCE_S
 from tests.unit.edges.columnar.support import FakeTransport, Peer, Rig, values_frame, values_of
 from tests.unit.queues.fake_cluster import until
 
@@ -110,6 +111,23 @@ async def test_who_does_not_log_in_is_closed(tmp_path: Path) -> None:
         assert transport.protocol.name == "[::1]:9 -> [::1]:1"
         await until(lambda: not rig.edge.connections)
         assert transport.closed
+
+
+@pytest.mark.provokes("fetch.connection_forced")
+async def test_a_connection_that_is_closed_before_it_has_its_socket_closes_it(rig: Rig) -> None:
+    """The event loop hands the socket over in a later turn."""
+    made: list[FetchConnection] = []
+    incoming: Any = SimpleNamespace(
+        head=PREFACE, id=1, peer=("::1", 9), local=("::1", 1), tls=False, attach=made.append,
+        handshake_left_s=lambda: PATIENCE_S,
+    )  # fmt: skip
+    rig.edge.connect(incoming)
+    made[0].close("an operator closes it")
+    transport = FakeTransport()
+    transport.protocol = made[0]
+    made[0].connection_made(transport)
+    assert transport.aborted
+    assert not transport.written
 
 
 @pytest.mark.provokes(
