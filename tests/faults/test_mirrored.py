@@ -110,6 +110,7 @@ def test_clients_elsewhere_go_on_when_the_master_goes(
             until(lambda: log_has(cluster, 1, "queue.master_deposed"), "two masters")
         else:
             traffic.all_consume()
+            until(lambda: not cluster._running(1), "the node does not end")
             cluster.start_node(1)
         until(lambda: has_mirrors(cluster, 2, node=2), "the node does not come back as a mirror")
         traffic.goes_on()
