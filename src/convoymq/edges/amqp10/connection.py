@@ -92,6 +92,14 @@ class Shell(Protocol):
 class Connection(ClientConnection):
     """A connection's rules. Implements the registry's handle."""
 
+    __slots__ = (
+        "_dirty", "_down", "_held_up", "_output", "_pauses", "_pumping", "_reader", "_registered",
+        "_seen_moved", "_seen_sent", "_silent_ticks", "_timers", "_waiting_bytes", "broker",
+        "certificate_name", "channel_max", "counters", "default_vhost", "kept_bytes", "login",
+        "mechanism", "message_size_max", "names", "peer_frame_max", "peer_open", "received", "sent",
+        "sessions_open", "settings", "shell", "state", "unfinished_bytes",
+    )  # fmt: skip
+
     def __init__(
         self,
         *,

@@ -35,6 +35,11 @@ class Incoming(Link, ABC):
         message_size_max: limit of one message, bytes.
     """
 
+    __slots__ = (
+        "_credit_max", "_delivery", "_parts", "_size", "address", "credit", "delivery_count",
+        "message_size_max", "snd_settle_mode", "unconfirmed",
+    )  # fmt: skip
+
     def __init__(
         self, session: Session, attach: Attach, *, credit_max: int, message_size_max: int
     ) -> None:
@@ -51,7 +56,8 @@ class Incoming(Link, ABC):
         self.message_size_max = message_size_max
         self._delivery: Transfer | None = None
         """First transfer of the delivery that is under way."""
-        self._parts = bytearray()
+        self._parts: bytearray | None = None
+        """Payloads of its transfers so far."""
 
     @abstractmethod
     def take(self, first: Transfer, message: bytes) -> None:
@@ -128,7 +134,7 @@ class Incoming(Link, ABC):
             self._reset()
             self.renew_credit()
             return
-        size, most = len(self._parts) + len(payload), self.message_size_max
+        size, most = self._begun_bytes + len(payload), self.message_size_max
         if size > most:
             raise session_fault(
                 MESSAGE_SIZE_EXCEEDED,
@@ -137,7 +143,7 @@ class Incoming(Link, ABC):
         if transfer.more:
             self._keep(payload)
             return
-        message = bytes(self._parts) + payload if self._parts else payload
+        message = payload if self._parts is None else bytes(self._parts) + payload
         self._reset()
         self._size = len(message)
         self.take(first, message)
@@ -153,7 +159,14 @@ class Incoming(Link, ABC):
                 f"messages without their last transfers exceed {most} bytes in this connection",
             )
         connection.unfinished_bytes += len(payload)
+        if self._parts is None:
+            self._parts = bytearray()
         self._parts += payload
+
+    @property
+    def _begun_bytes(self) -> int:
+        """Returns how much of a message has come."""
+        return 0 if self._parts is None else len(self._parts)
 
     def _begin(self, transfer: Transfer) -> Transfer:
         if self.credit <= 0:
@@ -176,8 +189,8 @@ class Incoming(Link, ABC):
 
     def _reset(self) -> None:
         self._delivery = None
-        self.session.connection.unfinished_bytes -= len(self._parts)
-        self._parts = bytearray()
+        self.session.connection.unfinished_bytes -= self._begun_bytes
+        self._parts = None
 
     def give_back(self) -> None:
         """Drops what has come of a message."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,6 +27,8 @@ NAME_MAX = 255
 class Link:
     """A link; by itself, one that was refused and waits for the client's detach."""
 
+    __slots__ = ("handle", "key", "later", "name", "properties", "session", "state")
+
     def __init__(self, session: Session, handle: int, name: str) -> None:
         self.session = session
         self.handle = handle
@@ -36,7 +38,7 @@ class Link:
         """Identity of the link beyond its session (`recovery`); empty: it has no such name."""
         self.properties: dict[Value, Value] | None = None
         """Of our attach."""
-        self.later: list[Composite] = []
+        self.later: Sequence[Composite] = ()
         """Performatives of the link that has the handle next."""
 
     def enter(self, state: LinkState) -> None:

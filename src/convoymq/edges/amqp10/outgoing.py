@@ -31,6 +31,11 @@ NO_FILTERS: Mapping[Value, Value] = {}
 class Outgoing(Link, ABC):
     """A link on which a client receives."""
 
+    __slots__ = (
+        "_attach", "_flows", "address", "credit", "delivery_count", "filters", "message_size_max",
+        "settled",
+    )  # fmt: skip
+
     def __init__(self, session: Session, attach: Attach) -> None:
         super().__init__(session, attach.handle, attach.name)
         self.address = address_of_terminus(attach.source)
@@ -42,7 +47,7 @@ class Outgoing(Link, ABC):
         self.credit = 0
         self._attach: Attach | None = attach
         """Until it is answered."""
-        self._flows: set[Callable[[], None]] = set()
+        self._flows: tuple[Callable[[], None], ...] = ()
         """Flows that wait behind deliveries."""
 
     @property
@@ -66,17 +71,22 @@ class Outgoing(Link, ABC):
             since = ahead(self.delivery_count, flow.delivery_count or 0)
             self.credit = min(max(0, flow.link_credit - since), WINDOW_MAX)
         if not flow.drain:
-            self._flows.discard(self.send_drained)
+            self._flow_over(self.send_drained)
 
     def behind(self, send: Callable[[], None]) -> None:
         """Sends a flow behind the deliveries that wait, unless it does already."""
         if send not in self._flows:
-            self._flows.add(send)
+            self._flows += (send,)
             self.session.outgoing.append(send)
+
+    def _flow_over(self, send: Callable[[], None]) -> None:
+        """A flow does not wait any more."""
+        if send in self._flows:
+            self._flows = tuple(each for each in self._flows if each != send)
 
     def send_echo(self) -> None:
         """Sends a flow that a client has asked for, or that tells of a change."""
-        self._flows.discard(self.send_echo)
+        self._flow_over(self.send_echo)
         self.send_state()
 
     def send_drained(self) -> None:
@@ -84,7 +94,7 @@ class Outgoing(Link, ABC):
         if self.send_drained not in self._flows:
             # The client has granted anew.
             return
-        self._flows.discard(self.send_drained)
+        self._flow_over(self.send_drained)
         if self.waiting:
             # They came after it.
             self.behind(self.send_drained)
@@ -177,6 +187,8 @@ class Direct(Outgoing):
     Args:
         attach: the client's, with the source that it is answered with.
     """
+
+    __slots__ = ("_waiting",)
 
     def __init__(
         self, session: Session, attach: Attach, properties: dict[Value, Value] | None = None

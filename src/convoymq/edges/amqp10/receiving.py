@@ -84,6 +84,8 @@ class Receiver(Incoming):
         claim: of a link that may go on later.
     """
 
+    __slots__ = ("_way", "_way_version", "claim", "clients", "destination")
+
     def __init__(
         self,
         session: Session,
@@ -99,7 +101,7 @@ class Receiver(Incoming):
         )
         self.destination = destination
         self.claim = claim
-        self.clients: set[QueueClient] = set()
+        self.clients: Sequence[QueueClient] = ()
         """Streams into the queues that the last message went to."""
         self._way: _Way | None = None
         self._way_version = _NEVER
@@ -117,7 +119,7 @@ class Receiver(Incoming):
         """Returns whether nothing more is taken for now: an alarm is on, or messages wait for a
         queue."""
         session = self.session
-        return session.is_alarmed or not self.clients.isdisjoint(session.flowing)
+        return session.is_alarmed or not session.flowing.isdisjoint(self.clients)
 
     def check_access(self) -> None:
         """Raises AccessRefused: the user may not publish there any more."""
@@ -144,7 +146,7 @@ class Receiver(Incoming):
         self.delivery_count = following(self.delivery_count, count)
         if count:
             self._size = (waiting - reader.waiting) // count
-            self.clients = {way.client}
+            self.clients = (way.client,)
             exchange, connection = way.exchange, session.connection
             session.broker.publishing.count_published(
                 connection.counters, connection.vhost, exchange, (way.queue,), count
@@ -359,7 +361,7 @@ class Publishes:
                 self.settle(first.delivery_id, Released())
             return
         clients = [session.client_of(queue) for queue in queues]
-        link.clients = set(clients)
+        link.clients = clients
         tag = 0
         if not first.settled:
             tag = self._expect(link, first.delivery_id, 1, len(queues))

@@ -22,7 +22,6 @@ Source: OASIS AMQP 1.0 part 2 sections 2.6.1, 2.6.3 and 2.6.13.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -142,7 +141,7 @@ class Resumed(Pending):
 
     def __init__(self, link: Sender, ids: Sequence[int] = ()) -> None:
         super().__init__(link)
-        self.ids = deque(ids)
+        self.ids = list(ids)
         self.is_queued = False
 
     def want(self) -> bool:
@@ -160,7 +159,7 @@ class Resumed(Pending):
         while self.ids and link.credit and link.state is LinkState.ATTACHED:
             if session.remote_incoming_window <= 0 or session.connection.output_full():
                 return False
-            message_id = self.ids.popleft()
+            message_id = self.ids.pop(0)
             session.send(
                 Transfer(
                     handle=link.handle,

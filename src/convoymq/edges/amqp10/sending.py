@@ -72,6 +72,12 @@ class Sender(Outgoing):
         filters: those that are in force.
     """
 
+    __slots__ = (
+        "_active", "_again", "_asked", "_detach", "_drains", "_early", "_echoes", "_got", "_held",
+        "_is_taken", "_limit", "_sent", "_timeout", "client", "number", "queue", "ready",
+        "resumable", "resumed", "size", "timeout_ms",
+    )  # fmt: skip
+
     def __init__(
         self, session: Session, attach: Attach, queue: Queue, filters: dict[Value, Value]
     ) -> None:

@@ -77,6 +77,14 @@ def link_flow(fields: tuple[int, ...]) -> Flow:
 class Session(QueueStreams):
     """A session's rules. Implements `ClientEvents`; nothing here blocks."""
 
+    __slots__ = (
+        "_pumping", "broker", "by_number", "channel", "connection", "flowing", "handle_max",
+        "hungry", "incoming_window", "is_over", "last_number", "links", "next_delivery_id",
+        "next_incoming_id", "next_outgoing_id", "outgoing", "pairs", "permissions", "publishes",
+        "remote_incoming_window", "remote_outgoing_window", "settings", "state", "subscriptions",
+        "temporary", "transactions", "unsettled", "window_margin",
+    )  # fmt: skip
+
     VERSION = "1.0"
 
     def __init__(self, connection: Connection, channel: int, begin: Begin) -> None:
@@ -205,7 +213,7 @@ class Session(QueueStreams):
             raise session_fault(UNATTACHED_HANDLE, f"Unattached link handle: {handle}")
         if len(link.later) >= self.settings.waiting_max:
             raise session_fault(HANDLE_IN_USE, f"handle {handle} is still being detached")
-        link.later.append(performative)
+        link.later = (*link.later, performative)
         return True
 
     def go_on(self, link: Link) -> None:

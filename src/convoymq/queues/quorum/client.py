@@ -16,7 +16,6 @@ whose owner hears that the queue ended them.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +86,7 @@ class QuorumClient(SessionClient):
         #: Messages of basic.get by id, one each, until their reply is here.
         self._got: dict[int, Delivery] = {}
         #: Replies of basic.get whose message is not here yet: (message id, ready, no_ack)
-        self._gets: deque[tuple[int, int, bool]] = deque()
+        self._gets: list[tuple[int, int, bool]] = []
         self._asked_get = -1
         self._is_asking_get = False
         #: Consumers with an `asked_at`.
@@ -98,7 +97,7 @@ class QuorumClient(SessionClient):
         #: Questions that were passed over without their reply: seq → (command, times asked again)
         self._unanswered: dict[int, tuple[PendingCommand, int]] = {}
         #: When the questions that wait for an answer are given up, in their order.
-        self._deadlines: deque[int] = deque()
+        self._deadlines: list[int] = []
         #: Questions that were answered without the queue; what it says later is not passed on.
         self._given_up: set[int] = set()
 
@@ -351,7 +350,7 @@ class QuorumClient(SessionClient):
         """See `SessionClient`."""
         super().wait_longer(now_ms)
         due_ms = now_ms + self.queue.limits.operation_timeout_ms
-        self._deadlines = deque([due_ms] * len(self._deadlines))
+        self._deadlines = [due_ms] * len(self._deadlines)
 
     def on_silence(self) -> None:
         """Called about once a second: asks again for what should long be here."""
@@ -378,7 +377,7 @@ class QuorumClient(SessionClient):
             return
         kind = command.type
         if kind == batch.CMD_RESERVATION:
-            self._deadlines.popleft()
+            self._deadlines.pop(0)
             command.note(reply, self._reservation_error(status, reply))
             return
         if kind == CMD_GRANT:
@@ -390,7 +389,7 @@ class QuorumClient(SessionClient):
         error = None if status == APPLIED_OK else self._refusal(reply)
         if kind == batch.CMD_CHECKOUT:
             number: int = command.note
-            self._deadlines.popleft()
+            self._deadlines.pop(0)
             if error is not None:
                 self._consumers.pop(number, None)
                 self._events.on_subscribed(self, number, error)
@@ -417,14 +416,14 @@ class QuorumClient(SessionClient):
                 known.cancelled = True
                 # What was dropped meanwhile goes back.
                 self.resume(command.note)
-            self._deadlines.popleft()
+            self._deadlines.pop(0)
             self._events.on_cancel_ok(self, command.note)
         elif kind == batch.CMD_PURGE:
-            self._deadlines.popleft()
+            self._deadlines.pop(0)
             self._events.on_purged(self, reply if isinstance(reply, int) else 0, error)
         elif kind == batch.CMD_GET:
             if error is not None:
-                self._deadlines.popleft()
+                self._deadlines.pop(0)
                 self._events.on_get(self, GetResult(error=error))
             elif reply:
                 message_id, ready = reply
@@ -447,7 +446,7 @@ class QuorumClient(SessionClient):
         """Answers calls of `grant` in their order, as far as what was handed out is here."""
         grants = known.grants
         while grants and 0 <= grants[0][1] <= known.next_id and not known.cancelled:
-            _, granted, ready = grants.popleft()
+            _, granted, ready = grants.pop(0)
             self._events.on_credit(self, consumer, granted, ready)
         missing = bool(grants) and grants[0][1] > known.next_id and not known.cancelled
         if missing and not known.paused and known.asked_at != known.next_id:
@@ -471,8 +470,8 @@ class QuorumClient(SessionClient):
         while self._gets and not self.closed:
             message_id, ready, no_ack = self._gets[0]
             if message_id < 0:
-                self._gets.popleft()
-                self._deadlines.popleft()
+                self._gets.pop(0)
+                self._deadlines.pop(0)
                 self._events.on_get(self, GET_EMPTY)
                 continue
             found = self._got.pop(message_id, None)
@@ -485,12 +484,12 @@ class QuorumClient(SessionClient):
                     self._is_asking_get = False
                     return
                 # The queue took it back meanwhile: for this client the call found nothing.
-                self._gets.popleft()
-                self._deadlines.popleft()
+                self._gets.pop(0)
+                self._deadlines.pop(0)
                 self._events.on_get(self, GET_EMPTY)
                 continue
-            self._gets.popleft()
-            self._deadlines.popleft()
+            self._gets.pop(0)
+            self._deadlines.pop(0)
             if no_ack:
                 self._settle(0, (message_id, message_id))
             get_id = message_id + self._get_shift
@@ -717,7 +716,7 @@ class QuorumClient(SessionClient):
         self._annotated.clear()
         self._asked_get = -1
         self._asking.clear()
-        gets, self._gets = self._gets, deque()
+        gets, self._gets = self._gets, []
         unanswered = [command for command, _ in self._unanswered.values()]
         given_up, self._given_up = self._given_up, set()
         self._unanswered.clear()

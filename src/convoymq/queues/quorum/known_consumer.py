@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class KnownConsumer:
         self.missed = False
         #: Calls of `grant` without an answer, in their order: [seq, granted, ready]; granted -1:
         #: the queue has not answered.
-        self.grants: deque[list[int]] = deque()
+        self.grants: list[list[int]] = []
         #: Whether it is the single active consumer, as its owner was told; None: it was not.
         self.active: bool | None = None
 

@@ -211,6 +211,16 @@ async def test_links_keep_nothing_of_their_attach(client: Client) -> None:
     assert kept < 6 * 8000
 
 
+async def test_links_have_no_dictionary_and_sessions_a_small_one(client: Client) -> None:
+    """Attributes beyond 30 would have one of 1.6 KB for each object."""
+    client.broker.queue("q")
+    await client.attach_sender("/queues/q")
+    await client.attach_receiver("/queues/q", handle=1)
+    session = client.connection.sessions_open[0]
+    assert [hasattr(link, "__dict__") for link in session.links.values()] == [False, False]
+    assert max(len(vars(each)) for each in (session, client.connection)) <= 12
+
+
 async def test_a_connection_holds_so_much_of_unfinished_messages(broker: FakeBroker) -> None:
     client = Client(broker, message_size_max=100_000)
     await client.open()
