@@ -69,6 +69,21 @@ def send(sender: Any, *bodies: Any, **fields: Any) -> list[Any]:
     return [sender.send(proton.Message(body=each, **fields)).remote_state for each in bodies]
 
 
+def known(action: Callable[[], Any]) -> Any:
+    """Returns what an action gives at a node that may not know yet what another one declared."""
+    found: list[Any] = []
+
+    def done() -> bool:
+        try:
+            found.append(action())
+        except (LinkDetached, SendException):
+            return False
+        return True
+
+    eventually(done)
+    return found[0]
+
+
 def test_messages_go_in_and_out(dial: Callable[..., Any], queue: str) -> None:
     connection = dial()
     sender = connection.create_sender(f"/queues/{queue}")
@@ -340,7 +355,7 @@ def test_a_durable_subscription_outlives_its_connection(
 
     connection, receiver = subscribed(0)
     sender = dial(2).create_sender(f"/exchanges/amq.direct/{key}")
-    assert send(sender, "here") == [proton.Delivery.ACCEPTED]
+    assert known(lambda: send(sender, "here")) == [proton.Delivery.ACCEPTED]
     assert bodies(receiver, 1) == ["here"]
     connection.close()
     assert send(sender, "away") == [proton.Delivery.ACCEPTED]
@@ -470,7 +485,8 @@ def test_what_a_connection_holds_goes_to_another_in_order(
     receiver = first.create_receiver(f"/queues/{queue}", credit=5)
     first.wait(lambda: len(receiver.fetcher.incoming) == 5, timeout=PATIENCE_S)
     first.close()
-    again = dial(2).create_receiver(f"/queues/{queue}", credit=5)
+    second = dial(2)
+    again = known(lambda: second.create_receiver(f"/queues/{queue}", credit=5))
     found = [again.receive(timeout=PATIENCE_S) for _ in range(5)]
     assert [(each.body, each.delivery_count) for each in found] == [(n, 0) for n in range(5)]
     for _ in found:
@@ -566,8 +582,9 @@ def test_a_killed_leader_costs_nothing(
     """Publisher and consumer speak to other nodes than the one that leads the queue and dies."""
     queue = names.queue()
     declare_on_leader(cluster, queue)
-    sender = dial(0).create_sender(f"/queues/{queue}")
-    receiver = dial(2).create_receiver(f"/queues/{queue}", credit=20)
+    first, third = dial(0), dial(2)
+    sender = known(lambda: first.create_sender(f"/queues/{queue}"))
+    receiver = known(lambda: third.create_receiver(f"/queues/{queue}", credit=20))
     count, found = 60, []
     with leader_killed(cluster, True) as strike:
         for number in range(count):
@@ -612,12 +629,15 @@ def test_filters_of_a_queue_outlive_its_leader(
     read without a filter."""
     queue = names.queue()
     declare_on_leader(cluster, queue)
-    sender = dial(0).create_sender(f"/queues/{queue}")
+    connections = [dial(node) for node in (0, 2)]
+    sender = known(lambda: connections[0].create_sender(f"/queues/{queue}"))
     receivers = [
-        dial(node).create_receiver(
-            f"/queues/{queue}", name=f"r{rest}", credit=5, options=selected(f"n % 3 = {rest}")
+        known(
+            lambda at=at, rest=rest: at.create_receiver(
+                f"/queues/{queue}", name=f"r{rest}", credit=5, options=selected(f"n % 3 = {rest}")
+            )
         )
-        for rest, node in enumerate((0, 2))
+        for rest, at in enumerate(connections)
     ]
     count = 60
     with leader_killed(cluster, True) as strike:

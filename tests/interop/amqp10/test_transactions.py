@@ -22,7 +22,7 @@ from proton.reactor import LinkOption  # noqa: E402
 from proton.utils import BlockingConnection  # noqa: E402
 
 from tests.clusters import Cluster  # noqa: E402
-from tests.interop.amqp10.test_proton import QUORUM, bodies, dial, queue, send, url  # noqa: E402
+from tests.interop.amqp10.test_proton import QUORUM, bodies, dial, known, queue, send, url  # noqa: E402
 from tests.interop.conftest import Names  # noqa: E402
 from tests.interop.failover import LEADER, declare_on_leader, leader_killed  # noqa: E402
 from tests.interop.helpers import api, eventually  # noqa: E402
@@ -219,7 +219,8 @@ def test_a_client_whose_node_is_killed_in_its_commit(
     connection = BlockingConnection(url(cluster, LEADER), PATIENCE_S, allowed_mechs="PLAIN")
     transaction = Transaction(connection)
     for name in (home, other):
-        transaction.post(connection.create_sender(f"/queues/{name}"), "out")
+        sender = known(lambda name=name: connection.create_sender(f"/queues/{name}"))
+        transaction.post(sender, "out")
     with leader_killed(cluster, True) as strike:
         transaction.begin_discharge()
         strike()
