@@ -304,6 +304,9 @@ class Master(Member):
     def _on_hello(self, link: Link, slave: int) -> None:
         link.slave, link.address = slave, self._homes.get(slave, "")
         link.owes_lives = True
+        if link.address and not self.takes_writes:
+            # It asked before its link stood, and does not ask again.
+            self._asked[slave] = link.address
         for other in list(self.links.values()):
             if other is not link and other.slave == slave:
                 self._end(other, "the slave has connected again")

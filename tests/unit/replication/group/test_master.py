@@ -268,6 +268,17 @@ def test_slaves_that_asked_are_compared_with_until_a_life_begins() -> None:
     assert master.next_to_compare(2_000) is None
 
 
+def test_a_slave_that_was_asked_before_its_link_stood_is_asked_again() -> None:
+    """Found by seed 910489: the answer was lost, and a linked slave asks nothing itself."""
+    master = returning(MemoryLog(), Book())
+    master.tail(Ask(start=0, end=0), 1, "h:1")
+    assert master.next_to_compare(0) == "h:1"
+    link = master.on_connected("h", 0)
+    assert link is not None
+    master.on_data(link, hello(1, 1), 0)
+    assert master.next_to_compare(500) == "h:1"
+
+
 @pytest.mark.parametrize("flushes", [True, False])
 def test_a_life_begins_when_what_was_fetched_is_stored(flushes: bool) -> None:
     """With ASYNC_FLUSH as well, where the disk may be full: readers see what is stored."""
