@@ -545,6 +545,69 @@ async def test_a_slave_that_was_away_when_its_master_came_back_brings_what_was_m
     assert refused.code == Answer.SERVICE_NOT_AVAILABLE
 
 
+async def sent(groups: Groups, master: Broker, count: int, *slaves: Broker) -> None:
+    """Sends messages to one queue; all slaves have them."""
+    client = groups.client(master)
+    for _ in range(count):
+        assert (await client.send("orders", queue=0)).code == Answer.SUCCESS
+    for slave in slaves:
+        await until(lambda slave=slave: slave.store.queue_max("orders", 0) == count)  # type: ignore[misc]
+
+
+async def test_offsets_of_an_acting_slave_reach_a_master_that_returned_first(
+    groups: Groups,
+) -> None:
+    """The slave acted, and was killed. What an operator set since is not overwritten."""
+    master = await groups.online("n", 0)
+    slave = await groups.online("n", 1)
+    for group in ("g", "reset"):
+        master.groups.find(group)
+    await sent(groups, master, 5, slave)
+    master.offsets.commit("g", "orders", 0, 1)
+    await until(lambda: slave.offsets.get("g", "orders", 0) == 1)
+    await groups.stop_broker(master)
+    await until(lambda: slave.group.state is State.ACTING)
+    for group in ("g", "reset"):
+        slave.offsets.commit(group, "orders", 0, 4)
+    await groups.stop_broker(slave)
+    back = await groups.online("n", 0)
+    assert back.offsets.get("g", "orders", 0) == 1
+    back.offsets.reset("reset", "orders", 0, 2)
+    slave = await groups.online("n", 1)
+    await until(lambda: back.offsets.get("g", "orders", 0) == 4)
+    await until(lambda: slave.offsets.get("reset", "orders", 0) == 2)
+    assert not slave.offsets.unsent
+    assert back.offsets.get("reset", "orders", 0) == 2
+    # A client that has an old route.
+    slave.offsets.commit("g", "orders", 0, 5)
+    await until(lambda: back.offsets.get("g", "orders", 0) == 5)
+
+
+async def test_slaves_without_a_master_have_each_other_s_offsets(groups: Groups) -> None:
+    """The first one acts, and ends before the second does; then it comes back to act again."""
+    master = await groups.online("n", 0, totalReplicas=3)
+    first = await groups.online("n", 1, totalReplicas=3)
+    second = await groups.online("n", 2, totalReplicas=3)
+    await sent(groups, master, 5, first, second)
+    await groups.stop_broker(master)
+    await until(lambda: first.group.state is State.ACTING)
+    first.offsets.commit("g", "orders", 0, 3)
+    # A message that only this one has.
+    first.offsets.commit("ahead", "orders", 0, 7)
+    first.topics.create(TopicConfig("made", 2, 2, 6))
+    await until(lambda: second.offsets.get("g", "orders", 0) == 3)
+    assert second.offsets.get("ahead", "orders", 0) == 5
+    assert second.topics.get("made") is not None
+    await groups.stop_broker(first)
+    await until(lambda: second.group.state is State.ACTING)
+    second.offsets.commit("g", "orders", 0, 4)
+    first = await groups.online("n", 1, totalReplicas=3)
+    assert first.offsets.get("g", "orders", 0) == 4
+    await groups.stop_broker(second)
+    back = await groups.online("n", 0, totalReplicas=3)
+    assert back.offsets.get("g", "orders", 0) == 4
+
+
 async def delete(broker: Broker, client: Client) -> None:
     """Deletes topic `t`, group `g` and user `u`."""
     broker.users.delete("u")

@@ -359,3 +359,11 @@ def _without_taken_ids() -> None:
                 result = {n: address for n, address in result.items() if n != own_id}
 
     module.pre_online = planted
+
+
+@plant("offsets that an acting slave took are not sent to a master that returned first", "alone")
+def unsent_offsets_stay() -> None:
+    from convoymq.rocketmq.broker.offsets import Offsets
+    from convoymq.rocketmq.broker.values import OffsetTable
+
+    Offsets.to_send = lambda self: OffsetTable()  # type: ignore[method-assign]

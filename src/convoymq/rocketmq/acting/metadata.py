@@ -14,7 +14,11 @@ a replica that has not seen the deletion brings nothing back. A slave that acts 
 a new topic knows it by its messages.
 
 A slave may have acted, and its master got online without it: it sends topics and groups that the
-master lacks and nobody deleted (`TAKE_TABLES`), before it copies.
+master lacks and nobody deleted (`TAKE_TABLES`), and offsets that clients committed here, before it
+copies. RocketMQ's master gets the larger ones of those offsets as commits (15).
+
+Without a master slaves take over what the others have, as a master does: the acting one may end
+before the master returns. A slave's log may lack the end of another one's; its offsets end there.
 
 A slave asks each second what has changed (`GET_METADATA_VERSIONS`), and copies that. RocketMQ's
 master does not answer it, and is asked for everything each `COPY_S`; its own slaves do so once a
@@ -24,6 +28,7 @@ groups over, and offsets by their version.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -70,10 +75,11 @@ class Versions(msgspec.Struct, rename="camel", frozen=True):
 
 
 class Tables(msgspec.Struct, rename="camel", frozen=True):
-    """Topics and groups of a replica."""
+    """Topics and groups of a slave, and its unsent offsets."""
 
     topics: TopicTable
     groups: GroupTable
+    offsets: OffsetTable = msgspec.field(default_factory=OffsetTable)
 
 
 class Metadata:
@@ -82,7 +88,8 @@ class Metadata:
     def __init__(self, parts: Broker, follower: SpecialServices | None) -> None:
         self._parts = parts
         self._follower = follower
-        self._copied = Versions()
+        self._copied: dict[str, Versions] = {}
+        """Address -> versions that were copied or taken over from there."""
         self._unknown: dict[str, int] = {}
         """Topics that only the log has: their queues."""
         parts.store.on_run.append(self._on_run)
@@ -111,16 +118,38 @@ class Metadata:
 
     async def copy_changes(self, master: str) -> None:
         """Copies what has changed since the last copy. Raises as `copy`."""
-        connection = await self._parts.remoting.connected(master, TIMEOUT_S)
+        found = await self._changed(master)
+        if found is not None:
+            await self.copy(master)
+            users = self._parts.users
+            if found.users != users.version:
+                users.replace(await self._read(master, Request.GET_USERS, UserTable))
+            self._copied[master] = found
+
+    async def _changed(self, address: str) -> Versions | None:
+        """Returns the versions of a replica; None: there is nothing to copy, or it is RocketMQ's.
+        Raises Unavailable, PeerError."""
+        connection = await self._parts.remoting.connected(address, TIMEOUT_S)
         answer = await connection.request(request(Request.GET_METADATA_VERSIONS), TIMEOUT_S)
-        if answer.code == Answer.SUCCESS:
-            found = json.loads(answer.body, Versions)
-            if found != self._copied or self._unknown:
-                await self.copy(master)
-                users = self._parts.users
-                if found.users != users.version:
-                    users.replace(await self._read(master, Request.GET_USERS, UserTable))
-                self._copied = found
+        if answer.code != Answer.SUCCESS:
+            return None
+        found = json.loads(answer.body, Versions)
+        is_same = found == self._copied.get(address)
+        return None if is_same and not (self._unknown or self._parts.offsets.unsent) else found
+
+    async def join(self, slave: str) -> None:
+        """Takes over what another slave knows, while no master is listed. Raises Unavailable,
+        PeerError."""
+        store = self._parts.store
+        if store.dispatched < self._parts.replication.whole_end:
+            return
+        found = await self._changed(slave)
+        if found is not None and await self.take_over(slave, store.queue_max):
+            self._copied[slave] = found
+
+    def on_cut(self) -> None:
+        """The end of this slave's log was cut. Raises StorageFault."""
+        self._parts.offsets.limit_unsent(self._parts.store.queue_max)
 
     async def copy(self, master: str) -> None:
         """Copies what the master has. Raises Unavailable, PeerError, StorageFault."""
@@ -145,9 +174,13 @@ class Metadata:
         await self.copy_progress(master)
 
     async def _tables(self, master: str) -> tuple[TopicTable, GroupTable]:
-        """Returns a master's topics and groups, which have those that only this slave had."""
+        """Returns a master's topics and groups, which have those that only this slave had. Sends
+        unsent offsets as well."""
         topics, groups = await self._read_tables(master)
-        own = Tables(self._parts.topics.content(), self._parts.groups.content())
+        is_linked = self._parts.replication.master_silent_ms() is not None
+        # Before that, the end of this log, to which they belong, may still be cut.
+        offsets = self._parts.offsets.to_send() if is_linked else OffsetTable()
+        own = Tables(self._parts.topics.content(), self._parts.groups.content(), offsets)
         lacking = lacks(
             own.topics.topic_config_table, own.topics.deleted,
             topics.topic_config_table, topics.deleted,
@@ -155,15 +188,39 @@ class Metadata:
             own.groups.subscription_group_table, own.groups.deleted,
             groups.subscription_group_table, groups.deleted,
         )  # fmt: skip
-        if not lacking:
+        if not lacking and not offsets.offset_table:
             return topics, groups
         try:
             await self._ask(master, Request.TAKE_TABLES, json.dumps(own))
         except Refused:
             # One of RocketMQ's.
+            await self._commit(master, offsets)
+            return topics, groups
+        self._parts.offsets.sent(offsets.offset_table)
+        if not lacking:
             return topics, groups
         log.info("rocketmq.tables_sent", master=master, lacking=sorted(lacking)[:LOGGED_MAX])
         return await self._read_tables(master)
+
+    async def _commit(self, master: str, offsets: OffsetTable) -> None:
+        """Commits unsent offsets at RocketMQ's master, where they are larger than its own. Raises
+        Unavailable, PeerError."""
+        if not offsets.offset_table:
+            return
+        known = await self._read(master, Request.GET_ALL_CONSUMER_OFFSET, OffsetTable)
+        connection = await self._parts.remoting.connected(master, TIMEOUT_S)
+        for key, found in offsets.offset_table.items():
+            topic, _, group = key.partition("@")
+            for queue, offset in found.items():
+                if offset > known.offset_table.get(key, {}).get(queue, -1):
+                    fields = {
+                        "consumerGroup": group, "topic": topic, "queueId": str(queue),
+                        "commitOffset": str(offset),
+                    }  # fmt: skip
+                    await connection.request(
+                        request(Request.UPDATE_CONSUMER_OFFSET, fields), TIMEOUT_S
+                    )
+        self._parts.offsets.sent(offsets.offset_table)
 
     async def _read_tables(self, master: str) -> tuple[TopicTable, GroupTable]:
         topics = await self._read(master, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
@@ -176,6 +233,9 @@ class Metadata:
         found = json.loads(command.body, Tables)
         self._take_topics(found.topics)
         self._take_groups(found.groups)
+        offsets = _without_deleted(found.offsets, found.topics, found.groups, self._parts)
+        self._parts.offsets.merge(offsets)
+        self._parts.offsets.persist()
         return command.answer()
 
     def _on_run(self, run: Run) -> None:
@@ -212,8 +272,9 @@ class Metadata:
 
     # --- a master takes over --------------------------------------------------------------------
 
-    async def take_over(self, member: str) -> bool:
-        """Takes over what a slave knows; returns whether it was there to tell."""
+    async def take_over(self, member: str, end: Callable[[str, int], int] | None = None) -> bool:
+        """Takes over what a slave knows; returns whether it was there to tell. `end`: as
+        `Offsets.merge` has it."""
         parts = self._parts
         try:
             await self.copy_progress(member)
@@ -228,7 +289,7 @@ class Metadata:
         self._take_groups(groups)
         if users is not None:
             self._take_users(users)
-        parts.offsets.merge(_without_deleted(offsets, topics, groups, parts))
+        parts.offsets.merge(_without_deleted(offsets, topics, groups, parts), end)
         return True
 
     def _take_topics(self, other: TopicTable) -> None:
@@ -286,4 +347,4 @@ def _without_deleted(
             or is_outdated(group, groups.deleted, parts.groups.deleted)
         ):
             table[name] = found
-    return OffsetTable(table, offsets.data_version)
+    return msgspec.structs.replace(offsets, offset_table=table)

@@ -14,7 +14,8 @@ which the replica goes online. Results are None for what failed.
       escaped (`merging.py`).
    After a member that fails all begins again: what was taken over would be stale.
 4. A slave whose master is listed: ask it for its HA address (906), follow it, wait for the link.
-5. A slave without a master: online, and the smallest id acts.
+5. A slave without a master: take over what the other slaves know, as far as they answer; then
+   online, and the smallest id acts.
 
 The shell answers a waiting step at the moment when its condition holds, so that a replica is
 online well within a second of its link. RocketMQ looks once a second, and its slave waits five.
@@ -87,6 +88,13 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Takes over what another slave knows. Result: None."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class AskMaster:
     """Asks the master for the address of its log. Result: the address; "" if it has none."""
 
@@ -109,6 +117,7 @@ Step: TypeAlias = (
     | CompareTails
     | AwaitLink
     | TakeOver
+    | Join
     | AskMaster
     | Follow
 )
@@ -150,7 +159,11 @@ def pre_online(own_id: int, own: str, *, skips: bool = False) -> Steps:
             yield Wait(RETRY_MS)
             continue
         members = {number: address for number, address in listed.items() if number != own_id}
-        if skips or not members or (own_id != MASTER_ID and MASTER_ID not in members):
+        if skips or not members:
+            return Online(members)
+        if own_id != MASTER_ID and MASTER_ID not in members:
+            for address in members.values():
+                yield Join(address)
             return Online(members)
         steps = _master(members) if own_id == MASTER_ID else _slave(members)
         online = yield from steps

@@ -110,6 +110,10 @@ class Group:
         """Begins."""
         if not self._roles.is_isolated:
             self._parts.replication.begin()
+        if self._parts.role.id != MASTER_ID:
+            # Its end may have been cut just before a crash.
+            self._metadata.on_cut()
+            self._parts.replication.on_cut = self._metadata.on_cut
         works = [self._poll(), self._carry_out(), self._copy()]
         if self._learns:
             works.append(self.learner.complete())
@@ -386,6 +390,9 @@ class Group:
                 return await self._await_link(step)
             case preonline.TakeOver():
                 return await self._take_over(step.address)
+            case preonline.Join():
+                await self._metadata.join(step.address)
+                return None
             case preonline.AskMaster():
                 return await self._ha_address(step.address)
             case preonline.Follow():
@@ -451,20 +458,30 @@ class Group:
 
     # --- a slave copies metadata -----------------------------------------------------------------
 
+    def _other_slaves(self) -> list[str]:
+        if self._parts.role.id == MASTER_ID:
+            return []
+        return [a for number, a in self._roles.members.items() if number != MASTER_ID]
+
     async def _copy(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TICK_S)
-            master, begun_s = self._roles.master, loop.time()
-            if master is None or self._roles.is_isolated or begun_s < self._copies_s:
+            begun_s = loop.time()
+            if self._roles.is_isolated or begun_s < self._copies_s:
                 continue
-            try:
-                if begun_s - self._copied_s >= COPY_S:
-                    self._copied_s = begun_s
-                    await self._metadata.copy(master)
-                else:
-                    await self._metadata.copy_changes(master)
-            except BrokerError as error:
-                log.info("rocketmq.member_silent", address=master, reason=error.text)
+            master = self._roles.master
+            sources = [master] if master is not None else self._other_slaves()
+            for address in sources:
+                try:
+                    if master is None:
+                        await self._metadata.join(address)
+                    elif begun_s - self._copied_s >= COPY_S:
+                        self._copied_s = begun_s
+                        await self._metadata.copy(address)
+                    else:
+                        await self._metadata.copy_changes(address)
+                except BrokerError as error:
+                    log.info("rocketmq.member_silent", address=address, reason=error.text)
             took_s = loop.time() - begun_s
             self._copies_s = begun_s + max(COPY_CHANGES_S, COPY_TIMES * took_s)

@@ -52,6 +52,7 @@ from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler, dispatch
 from convoymq.rocketmq.remoting.server import RemotingServer
 from convoymq.rocketmq.remoting.tls import ServerTls
+from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.rocketmq.special.service import SpecialServices
 from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.settings import StoreSettings
@@ -120,7 +121,9 @@ class Broker:
         self.topics = Topics(lambda: self.settings, self.file("topics.json"), now_ms)
         self.groups = Groups(lambda: self.settings, self.file("subscriptionGroup.json"), now_ms)
         step = settings.offset_version_step
-        self.offsets = Offsets(self.file("consumerOffset.json"), step, now_ms)
+        self.offsets = Offsets(
+            self.file("consumerOffset.json"), step, now_ms, is_slave=settings.id != MASTER_ID
+        )
         self.users = Users(lambda: self.settings, self.file("users.json"), now_ms)
         self._worker, self._slow_worker = machine.worker(), machine.worker()
         self._own_address = settings.address or own_address()

@@ -129,10 +129,14 @@ class GroupTable(msgspec.Struct, rename="camel"):
 
 
 class OffsetTable(msgspec.Struct, rename="camel"):
-    """Offsets of consumers: `topic@group` -> queue -> offset."""
+    """Offsets of consumers: `topic@group` -> queue -> offset. `resets`: how often an operator set
+    it. `unsent`: offsets that a slave took from clients, and that no master is known to have.
+    RocketMQ has neither."""
 
     offset_table: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
     data_version: DataVersion = DataVersion()
+    resets: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    unsent: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
 
 
 class LockBody(msgspec.Struct, rename="camel"):

@@ -145,6 +145,8 @@ class GroupReplication:
         """Times that a life could not be persisted."""
         self.on_life: list[Callable[[Life], None]] = []
         """Called when a life of this master began."""
+        self.on_cut: Callable[[], None] = lambda: None
+        """Called when the end of this slave's log was cut. May raise StorageFault."""
         self.port = 0
         """The port for slaves, of a master that has begun."""
         book = self._load()
@@ -481,6 +483,7 @@ class GroupReplication:
         if slave.cut_bytes != cut_bytes:
             log.warning("ha.cut", peer=address, bytes=slave.cut_bytes - cut_bytes,
                         end=self._log.max_offset)  # fmt: skip
+            self.on_cut()
         if slave.state is SlaveState.SUSPEND:
             log.error("ha.forked", peer=address, reason=slave.reason)
         return agreed

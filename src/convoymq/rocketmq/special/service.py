@@ -193,7 +193,7 @@ class SpecialServices:
     def _take_positions(self) -> None:
         for (topic, group, queue), offset in self.state.pops.take_positions().items():
             if offset > self._parts.offsets.get(group, topic, queue):
-                self._parts.offsets.commit(group, topic, queue, offset)
+                self._parts.offsets.commit(group, topic, queue, offset, is_logged=True)
 
     def saved(self) -> Saved:
         """Returns the state to save, which other replicas get as well."""

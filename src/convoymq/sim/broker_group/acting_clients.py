@@ -30,13 +30,13 @@ from convoymq.rocketmq.special.names import (
 from convoymq.rocketmq.special.transactions import End
 from convoymq.rocketmq.store.settings import parse_delays
 from convoymq.rocketmq.store.types import SysFlag, encode_properties
-from convoymq.sim.broker_group.acting_node import DELAYS, ActingNode, ProductionNode
+from convoymq.sim.broker_group.acting_node import DELAYS, GROUP, ActingNode, ProductionNode
 from convoymq.sim.broker_group.acting_pops import PopClients
 from convoymq.sim.broker_group.acting_referee import Fate, Sent
 from convoymq.sim.network import Receiver
 
 TIMEOUT_S = 1.0
-GROUP = "producers"
+PRODUCERS = "producers"
 QUEUE = MessageQueue("orders", "a", 0)
 DELAYS_MS = parse_delays(DELAYS)
 
@@ -81,7 +81,7 @@ class ClientNode(ProductionNode):
 
     async def _register(self) -> None:
         """Producers say that they are there, so that they are asked for half messages."""
-        heartbeat = HeartbeatData("producer", [ProducerData(GROUP)])
+        heartbeat = HeartbeatData("producer", [ProducerData(PRODUCERS)])
         while True:
             for node in (self.world.serving(), *self.world.targets.values()):
                 if node is not None:
@@ -109,13 +109,13 @@ class ClientNode(ProductionNode):
             delay_ms = draw.between(500, world.timed_ms_max)
             properties[TIMER_DELAY_MS] = str(delay_ms)
         else:
-            properties |= {IS_PREPARED: "true", PRODUCER_GROUP: GROUP}
+            properties |= {IS_PREPARED: "true", PRODUCER_GROUP: PRODUCERS}
             sys_flag = SysFlag.PREPARED
             if draw.chance(0.3):
                 fate = Fate.NEVER
         sent = world.acting.sent[number] = Sent(fate, kind < 3, draw.now_us + delay_ms * 1000)
         fields = {
-            "a": GROUP, "b": "deals" if kind == 3 else "later", "c": "TBW102", "d": "2",
+            "a": PRODUCERS, "b": "deals" if kind == 3 else "later", "c": "TBW102", "d": "2",
             "e": str(number % 2), "f": str(sys_flag), "g": str(self.wall_ms()), "h": "0",
             "i": encode_properties(properties).decode(), "j": "0", "k": "false", "m": "false",
         }  # fmt: skip
@@ -142,7 +142,7 @@ class ClientNode(ProductionNode):
         is_committed = self.world.acting.sent[number].fate is Fate.DELIVERED
         was_serving = node.serves
         fields = {
-            "producerGroup": GROUP, "tranStateTableOffset": str(offset),
+            "producerGroup": PRODUCERS, "tranStateTableOffset": str(offset),
             "commitLogOffset": str(physical), "fromTransactionCheck": str(is_checked).lower(),
             "commitOrRollback": str(End.COMMIT if is_committed else End.ROLLBACK),
         }  # fmt: skip
@@ -173,10 +173,15 @@ class ClientNode(ProductionNode):
             node = self.world.found()
             if node is None:
                 continue
-            offsets = node.broker.offsets
+            draw, topic = self.world.scheduler, QUEUE.topic
+            queue = draw.between(0, 1)
+            known = max(0, node.broker.offsets.get(GROUP, topic, queue))
+            end = min(
+                node.store.queue_max(topic, queue), self.world.referee.acknowledged_end(queue)
+            )
             fields = {
-                "consumerGroup": "g", "topic": QUEUE.topic, "queueId": "0",
-                "commitOffset": str(max(0, offsets.get("g", QUEUE.topic, 0)) + 1),
+                "consumerGroup": GROUP, "topic": topic, "queueId": str(queue),
+                "commitOffset": str(max(known, min(end, known + draw.between(1, 5)))),
             }  # fmt: skip
             await self.ask(node, Request.UPDATE_CONSUMER_OFFSET, fields)
             if self.world.scheduler.chance(0.05) and node.serves:
@@ -187,7 +192,7 @@ class ClientNode(ProductionNode):
     async def _lock(self, client: str) -> None:
         """A consumer of an ordered topic locks its queue, and gives it back."""
         world, draw = self.world, self.world.scheduler
-        body = json.dumps(LockBody("g", client, [QUEUE]))
+        body = json.dumps(LockBody(GROUP, client, [QUEUE]))
         while not world.quiet:
             await self._pause(50, 600)
             node = world.found()

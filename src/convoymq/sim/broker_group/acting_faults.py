@@ -12,6 +12,7 @@
 | `together` | all replicas are away, and come back at once |
 | `brim` | the master is away, and for a part of that time disks of targets and slaves are full |
 | `twin` | another broker with the id of a replica runs |
+| `alone` | the master is away, and when it comes back its slaves are |
 
 `jump`: a wall clock jumps by some seconds, forth or back. `back`: a slave restarts.
 `pops`, `ahead`: clients pop, and pull behind the end, during the whole run (`acting_pops.py`).
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from convoymq.sim.broker_group.acting_world import ActingWorld
 
 OUTAGES = ("unlisted", "exile", "camps", "shut", "together", "crossed", "deaf", "hush", "brim",
-           "twin")  # fmt: skip
+           "twin", "alone")  # fmt: skip
 ACTING_KINDS = ("away", "mute", "jump", "back", *OUTAGES, "pops", "ahead")
 """Kinds of faults that only this load has."""
 JUMP_MS = 3_000
@@ -76,6 +77,9 @@ class ActingInjector(BrokerGroupInjector):
         elif kind == "crossed":
             self._master_away(duration_us)
             draw.after(duration_us - draw.between(200_000, 1_000_000), None, self._gone, kind)
+        elif kind == "alone":
+            self._master_away(duration_us)
+            draw.after(duration_us - draw.between(200_000, 600_000), None, self._slaves_gone, kind)
         elif kind == "deaf":
             self._master_away(duration_us)
             draw.after(draw.between(2_000_000, 3_000_000), None, self._deaf, kind)
@@ -114,6 +118,13 @@ class ActingInjector(BrokerGroupInjector):
         world = self.world
         if not self.stopped:
             self._kill_all(kind, list(world.targets), world.scheduler.between(1_500_000, 3_000_000))
+
+    def _slaves_gone(self, kind: str) -> None:
+        """Slaves are away."""
+        world = self.world
+        if not self.stopped:
+            slaves = [number for number in world.replicas if number != 1]
+            self._kill_all(kind, slaves, world.scheduler.between(1_500_000, 3_000_000))
 
     def _brim(self, kind: str) -> None:
         """Disks of targets and slaves are full."""
@@ -159,7 +170,7 @@ class ActingInjector(BrokerGroupInjector):
             self.world.on_jump(node, jump_ms)
 
     def _kill_all(self, kind: str, numbers: list[int], restart_us: int) -> None:
-        self.world.trace.fault(kind, f"targets {numbers}")
+        self.world.trace.fault(kind, f"nodes {numbers}")
         for number in numbers:
             if self.world.nodes[number].alive:
                 self.world.crash(

@@ -46,6 +46,7 @@ POLL_MS = 300
 SCAN_MS = 100
 START_AGAIN_US = 500_000
 ANSWERED_US = 200_000
+GROUP = "g"
 POP_TOPIC, POP_GROUP = "pops", "poppers"
 TOPICS = {"orders": 2, "later": 2, "deals": 2}
 DELAYS = "1s 2s"
@@ -185,6 +186,7 @@ class ActingNode(ProductionNode):
     def _make(self) -> None:
         pairs = [(name, _text(value), "simulation") for name, value in self._pairs().items()]
         self.broker = Broker(Configuration(pairs), self)
+        self.broker.groups.update([GroupConfig(GROUP)])
         for name, queues in TOPICS.items():
             self.broker.topics.create(TopicConfig(name, queues, queues))
         if self.world.plan.faults & {"pops", "ahead"}:
@@ -205,6 +207,8 @@ class ActingNode(ProductionNode):
         metadata = self.broker.group._metadata
         self._take_over_from = metadata.take_over
         metadata.take_over = self._take_over  # type: ignore[method-assign]
+        self._persist_offsets = self.broker.offsets.persist
+        self.broker.offsets.persist = self._persist  # type: ignore[method-assign]
         self.is_ready = True
         self.world.on_opened(self)
 
@@ -311,14 +315,20 @@ class ActingNode(ProductionNode):
             self.world.on_told(self, json.loads(answer.body, EscapeKeys).generation)
         return answer
 
-    async def _take_over(self, member: str) -> bool:
+    def _persist(self) -> None:
+        self._persist_offsets()
+        if self.broker_name == "a":
+            offsets = self.broker.offsets
+            self.world.on_persisted(self, offsets.table if self.is_master else offsets.unsent)
+
+    async def _take_over(self, member: str, end: Callable[[str, int], int] | None = None) -> bool:
         peer = self.world.nodes[node_of(member.partition(":")[0])]
         assert isinstance(peer, ActingNode)
         found = peer.broker
         offsets = {key: dict(table) for key, table in found.offsets.table.items()}
         known = set(found.topics.table), set(found.groups.table)
-        is_taken = await self._take_over_from(member)
-        if is_taken:
+        is_taken = await self._take_over_from(member, end)
+        if is_taken and end is None:
             self.world.on_taken_over(self, peer, offsets, *known)
         return is_taken
 

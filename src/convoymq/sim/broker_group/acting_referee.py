@@ -7,6 +7,7 @@
 | special services run on the master or on slaves | at every turn |
 | an acting slave takes the ends of transactions | at every end |
 | a master takes the larger offsets of consumers, and all topics, over | when it gets online |
+| offsets that a replica took and persisted are those of the master at last | at the end |
 | a slave is online within a second of its link | when it gets online |
 | what falls due in an acting slave's log leaves within a second | after a time without the master |
 | half messages leave when targets are back | after a time without the master |
@@ -22,7 +23,7 @@ server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -76,6 +77,23 @@ class ActingReferee:
         self._lost = 0
         """Disks that were lost: with each the epochs that its replica voted for."""
         self.epochs: dict[tuple[object, int], str] = {}
+        self.persisted: dict[int, dict[int, int]] = {}
+        """Replica -> queue -> largest offset of a consumer that it took, and persisted."""
+
+    def on_persisted(self, number: int, offsets: Mapping[int, int]) -> None:
+        """A replica persisted offsets that clients committed there."""
+        known = self.persisted.setdefault(number, {})
+        for queue, offset in offsets.items():
+            known[queue] = max(offset, known.get(queue, 0))
+
+    def check_offsets(self, offsets: Mapping[int, int]) -> None:
+        """Everything has healed: the master has these offsets."""
+        for number, found in self.persisted.items():
+            for queue, offset in found.items():
+                if offsets.get(queue, -1) < offset:
+                    raise InvariantBroken(
+                        f"{queue}: the master has {offsets.get(queue)}, {number} took {offset}"
+                    )
 
     def on_escape(self, number: int, now_us: int, end: int) -> None:
         """A message arrives at a target."""

@@ -19,7 +19,7 @@ from convoymq.rocketmq.acting.roles import State
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.sim.broker_group.acting_clients import QUEUE, ClientNode
 from convoymq.sim.broker_group.acting_faults import ACTING_KINDS, OUTAGES, ActingInjector
-from convoymq.sim.broker_group.acting_node import ActingNode, NameServerNode, running
+from convoymq.sim.broker_group.acting_node import GROUP, ActingNode, NameServerNode, running
 from convoymq.sim.broker_group.acting_pops import PopBook
 from convoymq.sim.broker_group.acting_referee import LATE_US, ActingReferee
 from convoymq.sim.broker_group.referee import Replica
@@ -165,8 +165,8 @@ class ActingWorld(BrokerGroupWorld):
             # They vote beside the replicas whose ids they have.
             self.acting.on_disk_lost()
         locks, place = node.broker.locks, place_of(QUEUE)
-        self.acting.on_locked(QUEUE, client, locks.epoch("g", place), asked, self.restarts)
-        if locks.may_consume("g", "another", place, node.steady_ms()):
+        self.acting.on_locked(QUEUE, client, locks.epoch(GROUP, place), asked, self.restarts)
+        if locks.may_consume(GROUP, "another", place, node.steady_ms()):
             raise InvariantBroken(f"{node.name}: another client may pull from {QUEUE}")
 
     def on_taken_over(
@@ -189,6 +189,11 @@ class ActingWorld(BrokerGroupWorld):
         lost = topics - own.topics.table.keys() | groups - own.groups.table.keys()
         if lost:
             raise InvariantBroken(f"{node.name} lacks {sorted(lost)}, which {peer.name} has")
+
+    def on_persisted(self, node: ActingNode, table: Mapping[str, Mapping[int, int]]) -> None:
+        """A replica persisted what clients committed."""
+        if node.number in self.replicas:
+            self.acting.on_persisted(node.number, table.get(f"{QUEUE.topic}@{GROUP}", {}))
 
     def _look(self) -> None:
         self.scheduler.after(LOOK_US, None, self._look)
@@ -249,6 +254,9 @@ class ActingWorld(BrokerGroupWorld):
         if node.number in self.replicas:
             if wipe:
                 self.acting.on_disk_lost()
+            if wipe or (keep < 1 and not self.store_settings.is_sync):
+                # Without the log that they belong to, offsets are lost.
+                self.acting.persisted.pop(node.number, None)
             super().crash(node, restart_us=restart_us, keep=keep, refuses=refuses, wipe=wipe)
         else:
             World.crash(self, node, restart_us=restart_us, keep=keep, refuses=refuses)
@@ -339,6 +347,7 @@ class ActingWorld(BrokerGroupWorld):
     def _final_checks(self) -> None:
         super()._final_checks()
         self.acting.check_at_rest([self.replicas[1], *self.targets.values()])
+        self.acting.check_offsets(self.replicas[1].broker.offsets.of(GROUP, QUEUE.topic))
 
     def report(self, result: Result) -> None:
         """See `Simulation`."""

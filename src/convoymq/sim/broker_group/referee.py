@@ -60,6 +60,10 @@ class BrokerGroupReferee:
         self._ends[queue] = max(offset + 1, self._ends.get(queue, 0))
         self.end = max(self.end, end)
 
+    def acknowledged_end(self, queue: int) -> int:
+        """Returns the end of what was acknowledged in a queue."""
+        return self._ends.get(queue, 0)
+
     def read(self, node: Replica, queue: int, offset: int) -> None:
         """A client reads from a broker that serves."""
         got = node.store.get(TOPIC, queue, offset, COUNT)

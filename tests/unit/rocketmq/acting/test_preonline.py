@@ -14,6 +14,7 @@ from convoymq.rocketmq.acting.preonline import (
     CompareTails,
     Follow,
     IdTaken,
+    Join,
     Online,
     Step,
     TakeOver,
@@ -96,8 +97,10 @@ def test_a_slave_of_a_master_without_ha_address_is_online_at_once() -> None:
     assert run(1, [(AskMembers(), {0: "h:0"}), (AskMaster("h:0"), "")]) == Online({0: "h:0"})
 
 
-def test_a_slave_without_a_master_is_online_at_once() -> None:
-    assert run(2, [(AskMembers(), {1: "h:1"})]) == Online({1: "h:1"})
+def test_a_slave_without_a_master_joins_the_others_as_far_as_they_answer() -> None:
+    others = {1: "h:1", 3: "h:3"}
+    script = [(AskMembers(), others), (Join("h:1"), None), (Join("h:3"), None)]
+    assert run(2, script) == Online(others)
 
 
 def test_what_may_be_skipped_is_skipped() -> None:
