@@ -249,6 +249,28 @@ async def route_of(groups: Groups, topic: str, broker: str = "") -> RouteData | 
     return found if not broker or broker in names else None
 
 
+async def test_brokers_of_the_cluster_are_looked_for_as_often_as_members(groups: Groups) -> None:
+    """Found by seed 900616 of the load `acting`: a slave that looked each five seconds knew nothing
+    of a broker that had just started, had got messages of another slave, and was down."""
+    slave = await groups.online("n", 1)
+    calls: list[str] = []
+    servers, learner = slave.registrar.servers, slave.group.learner
+    members, look = servers.members, learner.look_for_holders
+
+    async def count_members() -> dict[int, str] | None:
+        calls.append("members")
+        return await members()
+
+    async def count_looks() -> bool:
+        calls.append("brokers")
+        return await look()
+
+    servers.members = count_members  # type: ignore[method-assign]
+    learner.look_for_holders = count_looks  # type: ignore[method-assign]
+    await until(lambda: len(calls) > 10)
+    assert abs(calls.count("members") - calls.count("brokers")) <= 1
+
+
 async def test_a_slave_that_named_its_targets_begins_with_no_other(groups: Groups) -> None:
     """The replica that asked does not ask other brokers what they have."""
     for name in ("m", "o"):

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 TICK_S = 0.05
-HOLDERS_MS = 5_000
-"""Time between two looks for the brokers of the cluster."""
 COPY_S = 10.0
 COPY_CHANGES_S = 1.0
 COPY_TIMES = 20
@@ -193,7 +191,6 @@ class Group:
         """Asks name servers for the members of the group."""
         if not self._parts.settings.acting_master:
             return
-        holders_ms = 0
         while True:
             asked_ms = self._parts.steady_ms()
             try:
@@ -205,9 +202,8 @@ class Group:
                 self._parts.replication.set_alive(len(members) or None)
                 self._roles.on_members(members, asked_ms)
                 self._wake()
-                if asked_ms >= holders_ms:
-                    holders_ms = asked_ms + HOLDERS_MS
-                    await self.learner.look_for_holders()
+                # A broker may get messages of another slave, and end, within seconds of its start.
+                await self.learner.look_for_holders()
             passed_ms = self._parts.steady_ms() - asked_ms
             await asyncio.sleep(max(0, self._settings.poll_ms - passed_ms) / 1000)
 

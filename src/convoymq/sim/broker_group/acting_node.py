@@ -291,7 +291,8 @@ class ActingNode(ProductionNode):
 
     def _on_send(self, connection: Connection, command: Command) -> Answered:
         if KEY_FIELD in command.fields:
-            sender = self.world.replicas.get(node_of(connection.remote[0]))
+            number = node_of(connection.remote[0])
+            sender = self.world.replicas.get(number) or self.world.twins.get(number)
             if sender is not None and sender.is_ready:
                 self.world.on_escape(bytes(command.body), sender.store.dispatched)
                 generation = command.number(GENERATION_FIELD, 0)
