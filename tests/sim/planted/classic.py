@@ -263,3 +263,10 @@ def undeliverable_at_home_again() -> None:
 @plant("a restart forgets what consumers said of messages", "stop")
 def restart_forgets_notes() -> None:
     _log().add_noted = lambda self, first, last, note: None
+
+
+@plant("a resting queue is not woken by what it carries out", "none")
+def carrying_out_wakes_nothing() -> None:
+    from convoymq.queues.classic.resting import Ticked
+
+    Ticked.wake = lambda self, queue: None  # type: ignore[method-assign]

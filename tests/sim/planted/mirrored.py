@@ -240,3 +240,10 @@ def master_forgets_notes() -> None:
         note(self, run, said._replace(annotations=b""))
 
     ClassicMachine.note = planted  # type: ignore[method-assign]
+
+
+@plant("a master rests before its mirrors are what the policy wants", "kill")
+def master_rests_too_early() -> None:
+    from convoymq.queues.classic.queue import LocalQueue
+
+    _master().rests_until = LocalQueue.rests_until

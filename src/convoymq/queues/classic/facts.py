@@ -50,6 +50,8 @@ def facts_of(queue: LocalQueue) -> Row:
 
 def _backing_facts(queue: LocalQueue) -> Row:
     machine, rates = queue.machine, queue.rates
+    if not queue.host.ticked.is_awake(queue):
+        rates = rates.after(queue.host.now_ms())
     backing = machine.backing
     lengths = backing.lengths()
     here = lengths["q1"] + lengths["q4"]

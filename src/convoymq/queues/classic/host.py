@@ -40,6 +40,7 @@ from convoymq.queues.classic.machine import Effect
 from convoymq.queues.classic.memory import Memory
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue
 from convoymq.queues.classic.remote_queue import RemoteQueue
+from convoymq.queues.classic.resting import Ticked
 from convoymq.queues.driver import HostParts
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
@@ -84,6 +85,9 @@ class ClassicHost:
         """
         self.node_id = parts.node_id
         self.queues: dict[int, ClassicQueue] = {}
+        self.ticked = Ticked(self.queues)
+        self._was_short = False
+        """Memory was short at the last tick."""
         self.changed = parts.changed
         self._directory = parts.open_directory("classic")
         """Files of the queues, one folder per group id."""
@@ -157,13 +161,19 @@ class ClassicHost:
             self.queues[record.group] = closed
             self._crashed(closed, error)
 
-        if self._timer is None:
-            self._timer = self.clock.call_later(TICK_MS, self._on_tick)
+        self._start_ticking()
         run_each((record,), make, fail)
         return self.queues[record.group]
 
+    def _start_ticking(self) -> None:
+        if self._timer is None:
+            self.ticked.last_ms = self.clock.now_ms()
+            self._timer = self.clock.call_later(TICK_MS, self._on_tick)
+
     def _note_open(self, queue: LocalQueue) -> None:
-        """A queue that had crashed may be used again."""
+        """A queue is open; one that had crashed may be used again."""
+        self.ticked.wake(queue)
+        self.ticked.let_rest(queue, self.clock.now_ms())
         if self.crashes.end(queue.group):
             self._note("queue.restarted", queue, messages=queue.machine.ready_count)
             self._on_routes()
@@ -325,8 +335,11 @@ class ClassicHost:
 
     def dead_lettered(self) -> Counter[tuple[str, str]]:
         """See `QueueHost`."""
-        here = (queue.left() for queue in self._running())
-        return sum(here, Counter(self._ended_left))
+        found = Counter(self._ended_left)
+        for queue in self._running():
+            if left := queue.left():
+                found.update(left)
+        return found
 
     def copy_of(self, group: int) -> CopyAge:
         """See `QueueHost`."""
@@ -650,7 +663,16 @@ class ClassicHost:
     def _on_tick(self) -> None:
         self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         now = self.clock.now_ms()
-        running = self._running()
-        moving = [queue for queue in running if not queue.stands_still]
-        run_each(moving, lambda queue: queue.tick(now), self._stop_failed)
-        self.memory.divide({queue.group: queue.egress_bytes() for queue in running})
+        is_short, was_short = self.memory.is_short, self._was_short
+        self._was_short = is_short
+        for group in self.memory.large() if is_short and not was_short else ():
+            if group in self.queues:
+                self.queues[group].wake()
+        moving = self.ticked.begin(now)
+
+        def tick(queue: LocalQueue) -> None:
+            queue.tick(now)
+            self.ticked.let_rest(queue, now)
+
+        run_each(moving, tick, self._stop_failed)
+        self.memory.divide({queue.group: queue.egress_bytes() for queue in moving})

@@ -422,6 +422,11 @@ class ClassicLog:
         """Returns whether something could not be written; it is tried again with what follows."""
         return bool(self._gaps)
 
+    @property
+    def is_settled(self) -> bool:
+        """Returns whether `flush` has nothing to do."""
+        return not self._buffers and not (self.sync and self._unflushed)
+
     def flush(self, done: Done, *, durable: bool = True) -> bool:
         """Hands what was added to the writer; False when there was nothing. `done` gets an error
         too when something before could not be written. `durable`: it comes when all that was added

@@ -7,7 +7,8 @@ gives out in `AHEAD_S` seconds, in proportion to the others (ADR 0126).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 AHEAD_S = 10
 SHARE_MIN_BYTES = 4 << 10
@@ -36,9 +37,7 @@ class Rates:
         if seconds <= 0:
             return
         before, self._counts = self._counts, (published, delivered, acknowledged)
-        first, self._last_ms = not self._last_ms, now_ms
-        if first:
-            return
+        self._last_ms = now_ms
         into, out, acks = (
             (now - then) / seconds for now, then in zip(self._counts, before, strict=True)
         )
@@ -48,6 +47,21 @@ class Rates:
         self.ack_ingress = self.egress
         self.ack_egress += SMOOTHING * (acks - self.ack_egress)
 
+    def after(self, now_ms: int) -> Rates:
+        """Returns the rates at a time until when nothing came or left."""
+        seconds = (now_ms - self._last_ms) / 1000
+        if seconds <= 0:
+            return self
+        left = (1 - SMOOTHING) ** seconds
+        return replace(
+            self,
+            ingress=self.ingress * left,
+            egress=self.egress * left,
+            ack_ingress=self.ack_ingress * left,
+            ack_egress=self.ack_egress * left,
+            _last_ms=now_ms,
+        )
+
 
 class Memory:
     """See the module text."""
@@ -56,12 +70,16 @@ class Memory:
         self.target_bytes = target_bytes
         self.used_bytes = 0
         self._footprints: dict[int, int] = {}
+        """Group -> bytes of a queue that has some."""
         self._shares: dict[int, int] = {}
 
     def weigh(self, group: int, footprint: int) -> None:
         """A queue takes so much memory now."""
         self.used_bytes += footprint - self._footprints.get(group, 0)
-        self._footprints[group] = footprint
+        if footprint:
+            self._footprints[group] = footprint
+        else:
+            self._footprints.pop(group, None)
 
     def forget(self, group: int) -> None:
         """A queue is closed."""
@@ -88,12 +106,19 @@ class Memory:
             share = self.target_bytes // (len(self._footprints) + 1)
         return max(share, SHARE_MIN_BYTES)
 
+    def large(self) -> Iterable[int]:
+        """Returns the groups of the queues that may have to page out."""
+        return [g for g, footprint in self._footprints.items() if footprint > SHARE_MIN_BYTES]
+
     def divide(self, egress_bytes: dict[int, float]) -> None:
         """Divides the target among queues by the bytes that they give out in a second."""
+        if self.used_bytes <= self.target_bytes // 2:
+            # Memory will not be short before the next time.
+            self._shares = {}
+            return
         wants = {
             group: AHEAD_S * egress_bytes.get(group, 0.0) + min(footprint, SHARE_MIN_BYTES)
             for group, footprint in self._footprints.items()
-            if footprint
         }
         total = sum(wants.values())
         self._shares = {g: int(self.target_bytes * want / total) for g, want in wants.items()}

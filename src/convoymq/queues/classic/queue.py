@@ -36,11 +36,12 @@ from convoymq.queues.classic.machine import (
     ClassicMachine,
     Effect,
 )
-from convoymq.queues.classic.memory import Rates
+from convoymq.queues.classic.memory import SHARE_MIN_BYTES, Rates
 from convoymq.queues.classic.migration import Freezable, Replaceable
 from convoymq.queues.classic.notes import NOTHING, pack_note
 from convoymq.queues.classic.recovery import recover
 from convoymq.queues.classic.reservation_clients import HomeReservations
+from convoymq.queues.classic.resting import NEVER
 from convoymq.queues.classic.runs import Block, Run, dead_in
 from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
@@ -101,6 +102,9 @@ class ClassicQueue(Replaceable, Queue):
 
     def _on_first(self) -> None:
         self.host.mark_dirty(self)
+
+    def wake(self) -> None:
+        """The queue may have work for ticks, if it is here."""
 
     def client(self, session: int, events: ClientEvents) -> ClassicClient:
         """Opens a channel's command stream."""
@@ -322,6 +326,33 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             and now_ms - self.machine.last_used_ms >= expires
         ):
             self.host.on_expired(self)
+
+    def wake(self) -> None:
+        """See `ClassicQueue`."""
+        self.host.ticked.wake(self)
+
+    def rests_until(self, now_ms: int) -> int:
+        """Returns until when ticks would change nothing, unless the queue is woken; or `now_ms`."""
+        machine = self.machine
+        if (
+            self.ended is not None
+            or self.stands_still
+            or machine.limits is not self.limits
+            or self._writes_done != self._writes
+            or not self.log.is_settled
+            or machine.may_exceed
+            or machine.former is not None
+            or machine.reservations
+            or machine.aside.count
+            or (machine.ready_count and not self._keeps_length)
+            or (machine.backing.may_expire and machine.ready_count)
+            or (self.host.memory.is_short and machine.footprint > SHARE_MIN_BYTES)
+        ):
+            return now_ms
+        expires = self.limits.expires_ms
+        if expires is None or machine.consumer_count:
+            return NEVER
+        return machine.last_used_ms + expires
 
     def node_down(self, node: int, now_ms: int) -> None:
         """A node's clients are gone. What they sent before is applied first: it would begin their
@@ -640,6 +671,8 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         """Hands over what the log got. `durable`: somebody waits for the disk; else a power failure
         may take it until the next such flush, or the next second."""
         durable = durable or self._is_copied or bool(self._moved)
+        # Whatever the queue has carried out ends here.
+        self.host.ticked.wake(self)
         blocks, self._unwritten = self._unwritten, []
         moved = _NONE
         if self._moved:

@@ -29,6 +29,7 @@ class DamagedCopies(ProposingHost):
 
     _shell: RingShell
     _void: dict[int, int]
+    _watched: dict[int, None]
 
     def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
         self._looked_at: dict[int, bool] = {}
@@ -78,6 +79,7 @@ class DamagedCopies(ProposingHost):
         self._shell.close(group)
         self._rings.pop(group, None)
         self._void[group] = number
+        self._watched[group] = None
         own = record.view.live_at(self.node_id) if record.view is not None else None
         if own is not None:
             self._withdraw(record, own)

@@ -88,6 +88,7 @@ class MirroredHandle(RemoteQueue):
         """Holds commands back until there is a master again."""
         if self.waits_since_ms is None and self.ended is None:
             self.waits_since_ms = self.host.clock.monotonic_ms()
+            self.host.without_master[self] = None
             for client in self._clients():
                 client.lose_master()
             self._tell_held(True)

@@ -31,7 +31,7 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import PeerError, PreconditionFailed, StorageFault
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
-from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS
+from convoymq.queues.classic.host import COUNTS_TIMEOUT_S
 from convoymq.queues.classic.limits import priority_max
 from convoymq.queues.classic.log import ClassicLog
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue
@@ -82,6 +82,12 @@ class MirroredHost(DamagedCopies):
         self._files_kept: dict[int, int] = {}
         """Group that this run has led -> master of the view that deposed it: its files stay until
         another one leads."""
+        self._watched: dict[int, None] = {}
+        """Groups with a ring in which this node may have to do something about its own copy."""
+        self.without_master: dict[MirroredHandle, None] = {}
+        """Handles that may wait for a master."""
+        self._seen: tuple[tuple[int, str], ...] = ()
+        """Running nodes and their names at the last tick."""
         self._shell = RingShell(
             RingParts(
                 node=parts.node_id,
@@ -131,10 +137,6 @@ class MirroredHost(DamagedCopies):
         handle = self._handle(record, arguments, settings)
         self.follow(record, arguments, settings)
         return handle
-
-    def _start_ticking(self) -> None:
-        if self._timer is None:
-            self._timer = self.clock.call_later(TICK_MS, self._on_tick)
 
     def _handle(
         self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
@@ -188,6 +190,7 @@ class MirroredHost(DamagedCopies):
             front.delete()
         self._forget_ring(group)
         self._records.pop(group, None)
+        self._watched.pop(group, None)
         self._failures.forget(group)
 
     def _forget_ring(self, group: int) -> None:
@@ -241,6 +244,7 @@ class MirroredHost(DamagedCopies):
             if known[0].view.version < view.version:
                 self._proposed.discard(group)
         self._records[group] = (record, arguments, settings)
+        self._watched[group] = None
         if group in self._rings:
             # The core takes the view before anything that follows from it.
             self._shell.take_record(record)
@@ -281,6 +285,7 @@ class MirroredHost(DamagedCopies):
         if master is None:
             self._open_master(record)
             return
+        master.wake()
         self._note_failures(master, record.view)
         master.record = record
         member = self._open_ring(record, own)
@@ -458,6 +463,7 @@ class MirroredHost(DamagedCopies):
         front.take_clients(master)
         self.queues[group] = front
         self._ended_left += master.left()
+        self.memory.forget(group)
         master.crash(self.home_down(record))
         if not keeps:
             master.log.remove()
@@ -646,32 +652,49 @@ class MirroredHost(DamagedCopies):
             self._shell.end_of_round()
 
     def _on_tick(self) -> None:
+        seen = tuple((node, self.node_name(node)) for node in self._parts.running_nodes())
+        if seen != self._seen:
+            self._seen = seen
+            for queue in self._running():
+                if isinstance(queue, MasterQueue) and queue.is_mirrored:
+                    queue.wake()
         super()._on_tick()
+        for group in list(self._watched):
+            record = self._records[group][0]
+            if not self._see_to(record):
+                self._watched.pop(group, None)
         now = self.clock.monotonic_ms()
-        for master in self._running():
-            if isinstance(master, MasterQueue) and (
-                master.member is not None or master.mirror_policy.mode
-            ):
-                self.contain(master, master.tell_depth)
-                if master.member is not None and master.mark is Mark.MISSING:
-                    self._mark(master, master.member)
-                self.follow_policy(master)
-        for group, (record, _, _) in list(self._records.items()):
-            assert record.view is not None
-            own = record.view.live_at(self.node_id)
-            if own is None or own.incarnation != self._parts.incarnation:
-                self._found_again(record)
-            elif self._void.get(group) == own.number:
-                self._withdraw(record, own)
-            elif group in self._copies:
-                self._take_over(record, own)
-        run_each(list(self.handles()), lambda queue: self._look_after(queue, now), pass_on)
+        run_each(list(self.without_master), lambda queue: self._look_after(queue, now), pass_on)
 
-    def _look_after(self, queue: ClassicQueue, now_ms: int) -> None:
+    def see_to_mirrors(self, master: MasterQueue) -> bool:
+        """Does what a master's mirrors need; returns whether something may be left to do."""
+        master.tell_depth()
+        if master.member is not None and master.mark is Mark.MISSING:
+            self._mark(master, master.member)
+        return self.follow_policy(master)
+
+    def _see_to(self, record: QueueRecord) -> bool:
+        """Does what is to be done about this node's copy; returns whether something may be to do
+        before the next view."""
+        view, group = record.view, record.group
+        assert view is not None
+        own = view.live_at(self.node_id)
+        if own is None or own.incarnation != self._parts.incarnation:
+            self._found_again(record)
+            return own is not None or read_member(self._directory, group) is not None
+        if self._void.get(group) == own.number:
+            self._withdraw(record, own)
+            return True
+        if group in self._copies:
+            self._take_over(record, own)
+            return not view.is_live(view.master)
+        return False
+
+    def _look_after(self, queue: MirroredHandle, now_ms: int) -> None:
         """Looks for the master of a handle without one; gives it up after a while."""
-        if not isinstance(queue, MirroredHandle) or queue.waits_since_ms is None:
-            return
-        if queue.ended is None and now_ms - queue.waits_since_ms > WAIT_MS_MAX:
+        if queue.waits_since_ms is None or self.get(queue.group) is not queue:
+            self.without_master.pop(queue, None)
+        elif queue.ended is None and now_ms - queue.waits_since_ms > WAIT_MS_MAX:
             queue.waits_since_ms = None
             super()._home_lost(queue)
         else:

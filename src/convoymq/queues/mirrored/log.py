@@ -137,6 +137,11 @@ class BroadcastLog(ClassicLog):
         return False
 
     @property
+    def is_settled(self) -> bool:
+        """See `ClassicLog`."""
+        return super().is_settled and (self.ring is None or not self._outgoing)
+
+    @property
     def has_room(self) -> bool:
         """Returns whether what is told now is sent with the next broadcast."""
         return self.ring is not None and self.ring.may_broadcast()

@@ -68,6 +68,8 @@ class MasterQueue(LocalQueue):
     """Something in the files could not be read."""
     mark = Mark.MISSING
     """State of the mark in the files."""
+    _changes_mirrors = True
+    """Another view may follow from the policy."""
 
     def __init__(
         self,
@@ -304,13 +306,20 @@ class MasterQueue(LocalQueue):
 
     def tell_depth(self) -> None:
         """Lets mirrors that are not synchronised compare."""
-        member = self.member
-        if member is not None and set(self.log.confirms.stored) - set(member.view.synchronised):
+        if self._has_unsynchronised:
             self.log.tell(Depth(self.depth))
             self.send()
             if self.policy.syncs_by_itself and self.syncing is None:
                 self.synchronise()
         self.step_sync()
+
+    @property
+    def _has_unsynchronised(self) -> bool:
+        """Returns whether a mirror takes part that is not synchronised."""
+        member = self.member
+        if member is None:
+            return False
+        return not self.log.confirms.stored.keys() <= set(member.view.synchronised)
 
     # --- sessions ------------------------------------------------------------------------
 
@@ -349,6 +358,21 @@ class MasterQueue(LocalQueue):
             machine.choose_active()
             machine.check_unused()
         super().tick(now_ms)
+        if self.is_mirrored and self.ended is None:
+            self._changes_mirrors = self.host.see_to_mirrors(self)
+
+    def rests_until(self, now_ms: int) -> int:
+        """See `LocalQueue`."""
+        if self.is_mirrored and (
+            self._changes_mirrors or self._has_unsynchronised or self.syncing is not None
+        ):
+            return now_ms
+        return super().rests_until(now_ms)
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Returns whether the queue has a ring, or is to have one."""
+        return self.member is not None or bool(self.mirror_policy.mode)
 
     def resume(self, session: int, first: int, got: int, answered: int) -> None:
         """A client goes on with a session of a former master.
@@ -427,6 +451,7 @@ class MasterQueue(LocalQueue):
         super().configure(settings)
         self.policy = policy_from(settings, self.host.sync_batch_size)
         if self.ended is None:
+            self.wake()
             self.host.follow_policy(self)
 
     @property

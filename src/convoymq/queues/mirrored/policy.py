@@ -118,6 +118,11 @@ class MirrorFailures:
         for key in [key for key in self._since_ms if key[0] == group]:
             del self._since_ms[key]
 
+    def concerns(self, group: int, now_ms: int) -> bool:
+        """Returns whether some node may not have a mirror of a queue now."""
+        least = now_ms - FAILED_AGAIN_MS
+        return any(key[0] == group and since > least for key, since in self._since_ms.items())
+
     def without(self, group: int, nodes: Iterable[int], now_ms: int) -> list[int]:
         """Returns the nodes of them that may have a mirror now."""
         since_ms = self._since_ms

@@ -94,20 +94,23 @@ class ProposingHost(PartitionedHost):
         self._proposed.add(group)
         self._submit(record, view, lambda _reply, _error: self._proposed.discard(group))
 
-    def follow_policy(self, master: MasterQueue) -> None:
-        """Proposes the next view on the way to what the policy of a queue wants."""
+    def follow_policy(self, master: MasterQueue) -> bool:
+        """Proposes the next view on the way to what the policy of a queue wants; returns whether
+        another one may follow while nothing else changes."""
         record = master.record
         policy = master.mirror_policy
         view = record.view
-        if self._stopped or master.frozen or (view is None and not policy.mode):
-            return
+        if view is None and not policy.mode:
+            return False
+        if self._stopped or master.frozen:
+            return True
         if view is None:
             wanted = self._wanted_nodes(master, ())
             if len(wanted) > 1:
                 self._propose(record.group, founded(self.node_id, self._parts.incarnation))
-            return
+            return len(wanted) > 1
         if master.member is None or master.member.view != view or master.mark is not Mark.WRITTEN:
-            return
+            return True
         mirrors = [
             each
             for each in sorted(view.members, key=lambda each: each.number)
@@ -117,20 +120,23 @@ class ProposingHost(PartitionedHost):
         for each in mirrors:
             if each.node not in wanted:
                 self._propose(record.group, view.with_failed(each.number))
-                return
+                return True
         for node in wanted:
             if view.live_at(node) is None:
                 self._propose(
                     record.group,
                     view.joined(node, self._parts.incarnation_of(node), left=view.master),
                 )
-                return
+                return True
         if master.is_damaged and master.has_equals:
             # The oldest of them follows when its broadcasts are complete.
             self._propose(record.group, view.with_failed(view.master))
-        elif self.node_id not in self._master_nodes(policy):
+            return True
+        if self.node_id not in self._master_nodes(policy):
             for node in self._next_masters(record.group)[:1]:
                 self.hand_over(record.group, node)
+                return True
+        return self._failures.concerns(record.group, self.clock.monotonic_ms())
 
     def _master_nodes(self, policy: MirrorPolicy) -> set[int]:
         running = self._parts.running_nodes()

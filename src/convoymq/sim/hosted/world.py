@@ -189,7 +189,19 @@ class QueueWorld(TreeWorld):
     def _unfinished(self) -> list[str]:
         waiting = [referee.waits_for() for referee in self.referees.values()]
         waiting += [f"member {member} of q{group} to give way" for group, member in self._losers]
+        waiting += [self._left_to_ticks(referee) for referee in self.referees.values()]
         return super()._unfinished() + [text for text in waiting if text]
+
+    @staticmethod
+    def _left_to_ticks(referee: QueueReferee) -> str:
+        """Returns what a queue does in a while without a command; "" = nothing."""
+        queue = referee.queue
+        if queue is None or queue.ended is not None:
+            return ""
+        due_ms = queue.machine.next_due_ms()
+        if due_ms and due_ms <= queue.host.now_ms():
+            return f"{referee.name} to drop what has expired"
+        return "" if queue.log.is_settled else f"{referee.name} to be flushed"
 
     def _final_checks(self) -> None:
         for referee in self.referees.values():

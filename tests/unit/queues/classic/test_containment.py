@@ -233,6 +233,8 @@ def test_what_goes_through_all_queues_passes_over_one_that_fails(
         return
     fail_once(monkeypatch, LocalQueue, name)
     if name == "tick":
+        for queue in nodes[1].host.queues.values():
+            queue.wake()
         time.pass_by(TICK_MS)
     else:
         nodes[1].host.on_node_down(2)
