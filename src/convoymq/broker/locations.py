@@ -34,5 +34,8 @@ class QueueLocations:
         return sum(
             1
             for record in self._tree.queue_index.by_group.values()
-            if self._nodes.node_id in record.members and self.leader_of(record) is None
+            # First, as there are very many of these: a home is always known.
+            if record.placement is not PlacementKind.HOME
+            and self._nodes.node_id in record.members
+            and self.leader_of(record) is None
         )

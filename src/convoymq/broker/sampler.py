@@ -13,8 +13,9 @@ needs nothing else than time.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.read_model import (
@@ -24,6 +25,7 @@ from convoymq.broker.read_model import (
     SECTIONS,
     Key,
     ReadModel,
+    decoded,
     encoded,
     packed,
 )
@@ -44,6 +46,10 @@ BUDGET_NS = 10_000_000
 """Time for rows in a tick. What takes more is made up for in the next ones: 1 % of a core."""
 SWEPT = 16
 """Queues whose rows are read in a tick without a sign of change."""
+SUMMED = ("", "totals", "message_stats")
+"""Parts of a row whose numbers are summed; "" is the row. A queue counts in one of the others."""
+SUMMED_ROWS = 1000
+"""Rows of changed queues that are read for sums: about 100 ms."""
 FRAME_BYTES_MAX = 512 << 10
 ROUTES_TICKS = 5
 CONNECTION_TICKS = 64
@@ -97,6 +103,8 @@ class Sampler:
         self._owned: dict[int, tuple[str, tuple[int, ...]]] = {}
         """Group -> virtual host and figures of the queues that this node decides about."""
         self._totals: dict[str, list[int]] = {}
+        self._sums: dict[str, Counter[str]] = {name: Counter() for name in SUMMED}
+        """Sums of the numbers in the rows of the queues that this node decides about."""
         self._clients: dict[int, tuple[int, set[tuple[str, Key]]]] = {}
         """Connection -> its traffic when it was read last, and its entries."""
         self._debt_ns = 0
@@ -204,24 +212,57 @@ class Sampler:
                 self._debt_ns = spent - BUDGET_NS
                 return
 
-    async def read_due_rows(self) -> None:
-        """Reads the rows of all queues that have changed."""
+    async def read_due_rows(self, limit: int | None = None) -> None:
+        """Reads the rows of the queues that have changed, or of so many of them."""
         await self.read_figures()
-        async for group in in_slices(list(self._rows_due), SLICE_NS):
+        async for group in in_slices(list(islice(self._rows_due, limit)), SLICE_NS):
             self._rows_due.pop(group, None)
             self.read_row(group)
+
+    @property
+    def queue_count(self) -> int:
+        """Returns the number of queues that this node decides about."""
+        return len(self._owned)
+
+    async def sums(self) -> list[Row]:
+        """Returns sums of the numbers in the rows of the queues that this node decides about, and
+        in each part `SUMMED` of the rows. What many queues have changed comes later."""
+        await self.read_due_rows(SUMMED_ROWS)
+        return [dict(self._sums[name]) for name in SUMMED]
+
+    def _sum(self, row: Row, sign: int) -> None:
+        counted = next((name for name in SUMMED if row.get(name)), "")
+        for part, found in {"": row, counted: row.get(counted, row)}.items():
+            sums = self._sums[part]
+            for name, value in found.items():
+                if isinstance(value, int | float):
+                    sums[name] += sign * value  # type: ignore[assignment]
+
+    def _put_facts(self, group: int, row: Row | None) -> None:
+        known = self.model.find(self._nodes.node_id, "facts", group)
+        data = encoded(row) if row is not None else None
+        if known is not None and known.data == data:
+            return
+        if known is not None:
+            self._sum(decoded(known.data), -1)
+        if row is None or data is None:
+            self._remove("facts", group)
+        else:
+            self._sum(row, 1)
+            self._put("facts", group, data)
 
     def read_row(self, group: int) -> None:
         """Reads the row of a queue, if this node decides about it."""
         row = next(self._queue_rows([group]), None)
         if row is None:
-            for section in ("facts", "activity", "reservations"):
+            self._put_facts(group, None)
+            for section in ("activity", "reservations"):
                 self._remove(section, group)
             return
         if row.get("single_active"):
             row["single_active_consumer_tag"] = single_active(row)
         row.pop("consumer_details", None)
-        self._put("facts", group, encoded(row))
+        self._put_facts(group, row)
         queue = self._local.get(group)
         self._put_or_remove("activity", group, queue.activity() if queue is not None else [])
         rows = queue.reservations() if queue is not None else []

@@ -406,6 +406,13 @@ async def write_families(
         for subject, found in (FAMILIES.get(name) or CLUSTER[name]).items():
             samples.setdefault(subject, {}).update(dict.fromkeys(found))
     for subject, metrics in samples.items():
+        if subject == "queue" and not per_object:
+            row, *counted = await broker.cluster.sampler.sums()
+            for stats in counted:
+                for name, value in queue_stats(stats).items():
+                    row[name] = row.get(name, 0) + value
+            await _write_sums(text, list(metrics), in_slices([({}, row)]))
+            continue
         objects = in_slices(SOURCES[subject](broker, wanted))
         if per_object or subject == "node":
             async for labels, row in objects:

@@ -22,7 +22,6 @@ from convoymq.edges.http.metric_families import (
     QUEUE_FAMILIES,
     Filter,
     filter_of,
-    led_here,
     write_families,
     write_queue_info,
 )
@@ -130,7 +129,7 @@ async def _write_all(
     await write_families(text, broker, FAMILIES, per_object=per_object)
     if per_object:
         await write_queue_info(text, broker)
-    text.gauge("queues", sum(1 for _ in led_here(broker)))
+    text.gauge("queues", broker.cluster.sampler.queue_count)
     text.gauge("convoy_queues_leaderless", broker.locations.leaderless())
     write_topics(text, broker, per_object=per_object)
     _replication(text, broker)

@@ -167,7 +167,12 @@ async def test_every_figure_of_a_queue_has_its_metric(
     for row in rows:
         row |= {name: 7 for name, value in row.items() if name != "group" and value in (0, 0.0)}
         row["totals"] = counted
-    monkeypatch.setattr(broker.cluster, "local_rows", lambda: iter(rows))
+    monkeypatch.setattr(
+        broker.cluster.sampler,
+        "_queue_rows",
+        lambda groups: iter([row for row in rows if row["group"] in groups]),
+    )
+    broker.local.changed.update(row["group"] for row in rows)
     text = await render(broker)
     assert "rabbitmq_queue_messages_delivered_total 9\n" in text
     assert "rabbitmq_queue_messages_ram 7\n" in text
