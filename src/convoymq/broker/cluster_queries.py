@@ -467,15 +467,18 @@ class ClusterQueries:
     def local_rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
         """Queues that this node leads or is the home of, one by one; exclusive ones with their
         connection. `groups`: of these alone."""
-        owners: dict[str | None, ConnectionHandle] = {}
         for row in self._local.rows(groups):
             owner = row.pop("owner", None)
-            if owner is not None and not owners:
-                owners = {self._nodes.owner_name(each.id): each for each in self._connections.all()}
-            if owner in owners:
-                info = owners[owner].info()
+            connection = self._owner(owner) if owner is not None else None
+            if connection is not None:
+                info = connection.info()
                 row["owner_pid_details"] = {name: info.get(name) for name in OWNER_FIELDS}
             yield row
+
+    def _owner(self, owner: str) -> ConnectionHandle | None:
+        """Returns the connection of this node that is the owner of an exclusive queue."""
+        number = int(owner.rpartition(".")[2])
+        return self._connections.get(number) if self._nodes.owner_name(number) == owner else None
 
     def _reservation_rows(self) -> list[Row]:
         """Returns reservations and leases of queues that this node decides about, as rows of

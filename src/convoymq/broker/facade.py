@@ -532,7 +532,10 @@ class Broker:
         # Whoever hears of a queue may look it up at once, and look-ups open nothing.
         self.local.open_new(change)
         self.local_topics.on_change(change)
-        if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._closing_revoked:
+        # What changes within a virtual host revokes no connection: bindings come and go.
+        may_revoke = change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED)
+        may_revoke = may_revoke and change.vhost not in self.metadata.tree.vhosts
+        if may_revoke and not self._closing_revoked:
             self._closing_revoked = True
             self._loop.call_soon(self._close_revoked_connections)
         if due and not self._reconciling:

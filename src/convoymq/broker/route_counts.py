@@ -129,8 +129,8 @@ class ChannelRoutes:
         self._vhost = vhost
         self._make = make
         self._counts: dict[tuple[str, tuple[str, ...]], RouteCount] = {}
-        self._folded: dict[tuple[str, tuple[str, ...]], int] = {}
-        """Of the messages of a route those that are in the sums."""
+        self._folded: list[int] = []
+        """Of the messages of each route, in the same order, those that are in the sums."""
         self._published: Counter[str] = Counter()
         self.routed = 0
         """Messages in the sums, each once for each queue that it went to."""
@@ -148,6 +148,7 @@ class ChannelRoutes:
             if not self._counts:
                 self._node.follow(self)
             found = self._counts[route] = self._make()
+            self._folded.append(0)
         return found
 
     def published(self) -> dict[str, int]:
@@ -157,12 +158,12 @@ class ChannelRoutes:
 
     def fold(self) -> None:
         """Adds what was counted since the last time to the sums."""
-        for route, count in self._counts.items():
+        for at, (route, count) in enumerate(self._counts.items()):
             messages = count.messages
-            new = messages - self._folded.get(route, 0)
+            new = messages - self._folded[at]
             if not new:
                 continue
-            self._folded[route] = messages
+            self._folded[at] = messages
             exchange, queues = route
             self.routed += new * len(queues)
             self._node.add(self._vhost, exchange, queues, new)

@@ -258,6 +258,9 @@ class Channel(QueueStreams):
     def _count(self) -> None:
         """Adds what the kernel has done since the last time to the node's counters."""
         codec, counters, seen = self.codec, self._node_counters, self._counted
+        is_quiet = seen[:2] == [codec.acknowledged, codec.published]
+        if is_quiet and codec.mode != channel_codec.MODE_TX:
+            return
         counters.acknowledged += codec.acknowledged - seen[0]
         published = codec.published - seen[1]
         counters.published += published
