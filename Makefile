@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-page test-metrics test-procedures test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark bench-scale replication check-deploy wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test test-long properties test-spark-full test-spark-delta test-capture test-rocketmq test-page test-metrics test-procedures test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark bench-scale replication check-deploy wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -48,7 +48,10 @@ demo-groups: setup ## A RocketMQ broker group whose master is killed under load,
 
 test: setup ## Everything that must be green
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types collect
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -m "not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-long: setup ## The tests that take minutes each and have shorter siblings in make test
+	$(BIN)/python -m pytest -q -m long -n $(WORKERS)
 
 # Each process of pytest-xdist imports all tests: with nothing compiled, each would compile it.
 collect: setup ## Compile all tests, beside the checks that use one processor

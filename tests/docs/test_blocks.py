@@ -105,6 +105,7 @@ def test_the_page_on_capture_runs(tmp_path: Path) -> None:
     assert "capture: 2 messages; all is stored up to" in output
 
 
+@pytest.mark.long
 @pytest.mark.skipif("JAVA_HOME" in os.environ and not os.environ["JAVA_HOME"], reason="no Java")
 def test_the_tutorial_of_spark_runs(tmp_path: Path) -> None:
     with ForkedCluster(tmp_path / "data", 3, BASE_PORT, TRACED) as cluster:
@@ -119,6 +120,7 @@ def test_the_tutorial_of_spark_runs(tmp_path: Path) -> None:
     assert "Traceback" not in output, output[-6000:]
 
 
+@pytest.mark.long
 def test_the_page_on_audits_runs(tmp_path: Path) -> None:
     with ForkedCluster(tmp_path / "data", 3, BASE_PORT, TRACED) as cluster:
         cluster.wait_ready()
@@ -132,6 +134,7 @@ def test_the_page_on_audits_runs(tmp_path: Path) -> None:
     assert (tmp_path / "audit.html").exists()
 
 
+@pytest.mark.long
 def test_the_page_on_triage_runs(tmp_path: Path) -> None:
     with ForkedCluster(tmp_path / "data", 3, BASE_PORT) as cluster:
         cluster.wait_ready()

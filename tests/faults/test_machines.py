@@ -348,6 +348,7 @@ def is_spread(cluster: LocalCluster) -> bool:
     )
 
 
+@pytest.mark.long
 def test_data_of_one_process_are_spread_over_several_and_back(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

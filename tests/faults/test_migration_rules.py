@@ -310,7 +310,11 @@ async def test_a_node_that_hears_late_of_a_migration_goes_on(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("type", "to", "count"), [("classic", "quorum", 2500), ("quorum", "classic", 1500)]
+    ("type", "to", "count"),
+    [
+        pytest.param("classic", "quorum", 2500, marks=pytest.mark.long),
+        ("quorum", "classic", 1500),
+    ],
 )
 async def test_what_many_consumers_hold_is_marked_in_the_successor(
     tmp_path: Path, type: str, to: str, count: int

@@ -131,7 +131,7 @@ def table(spark: SparkSession, path: Path) -> dict[int, str]:
     return {row.id: row.name for row in found}
 
 
-@pytest.mark.parametrize("point", ["merging", "merged"])
+@pytest.mark.parametrize("point", [pytest.param("merging", marks=pytest.mark.long), "merged"])
 def test_a_cut_between_merge_and_checkpoint(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:
@@ -564,7 +564,11 @@ def test_keys_of_several_columns_change_in_one_of_them(spark: SparkSession, tmp_
 
 
 @pytest.mark.parametrize(
-    ("rows_max", "cuts"), [(1, ([7], [4, 3])), (1_000_000, ([7], [2, 1, 4], [1] * 7))]
+    ("rows_max", "cuts"),
+    [
+        (1, ([7], [4, 3])),
+        pytest.param(1_000_000, ([7], [2, 1, 4], [1] * 7), marks=pytest.mark.long),
+    ],
 )
 def test_a_truncate_removes_the_rows_before_it(
     spark: SparkSession,

@@ -524,6 +524,7 @@ def test_a_real_run_whose_leader_is_killed_is_clean(spark: SparkSession, tmp_pat
     assert {gap.node for gap in missing} <= {1}, missing
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_real_run_that_ends_in_order_is_proved(spark: SparkSession, tmp_path: Path) -> None:
     """And is not without the files of any of its nodes, or without any of these files."""
@@ -555,6 +556,7 @@ def gaps(places: list[Path]) -> list[Gap]:
     return facts.gaps
 
 
+@pytest.mark.long
 def test_the_benchmark_audits_a_trace_that_is_proved(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

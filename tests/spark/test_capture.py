@@ -91,6 +91,7 @@ def kill_dump(database: MariaDb) -> bool:
     return bool(found)
 
 
+@pytest.mark.long
 def test_delta_tables_equal_the_database(
     spark: SparkSession, nodes: Broker, database: MariaDb, tmp_path: Path
 ) -> None:

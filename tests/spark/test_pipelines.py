@@ -99,6 +99,7 @@ def test_streams_and_queues_are_archived_once(
     assert nodes.cluster.messages_in(queue) == 0
 
 
+@pytest.mark.long
 def test_the_command_goes_on_after_a_kill(
     spark: SparkSession, nodes: Broker, programs: Programs
 ) -> None:

@@ -115,7 +115,10 @@ def session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[
             spark.conf.unset(name)
 
 
-@pytest.mark.parametrize(("shuffle", "parts"), [(0, (700, 450, 1000)), (3, (700, 1000))])
+@pytest.mark.parametrize(
+    ("shuffle", "parts"),
+    [pytest.param(0, (700, 450, 1000), marks=pytest.mark.long), (3, (700, 1000))],
+)
 def test_a_driver_is_killed_while_its_batch_is_written_to_a_stream(
     spark: SparkSession,
     nodes: Broker,
@@ -165,7 +168,7 @@ def test_a_driver_is_killed_while_its_batch_is_written_to_a_stream(
         assert found == rows
 
 
-@pytest.mark.parametrize("kind", ["stream", "quorum"])
+@pytest.mark.parametrize("kind", [pytest.param("stream", marks=pytest.mark.long), "quorum"])
 def test_a_driver_is_killed_in_mid_batch(
     spark: SparkSession, nodes: Broker, programs: Programs, kind: str
 ) -> None:

@@ -154,6 +154,7 @@ def parked(cluster: LocalCluster, topic: str) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_real_topic_through_changes_kills_and_parked_keys_is_clean(
     spark: SparkSession, tmp_path: Path

@@ -70,6 +70,7 @@ def mirrors(cluster: MixedCluster, node: int, name: str) -> tuple[int, int]:
     return len(found.get("slave_nodes") or ()), len(found.get("synchronised_slave_nodes") or ())
 
 
+@pytest.mark.long
 def test_queues_get_mirrors_when_the_last_node_is_upgraded(cluster: MixedCluster) -> None:
     """The policy is refused as long as an old node is there, which would not follow it; nothing is
     mirrored, nothing migrated, nothing lost. Afterwards mirrors come by themselves, and a queue
