@@ -38,6 +38,7 @@ from convoymq.queues.transactions import (
     Work,
 )
 from tests.unit.queues.quorum.support import Queue, replies, restored, session_id
+from tests.unit.queues.visibility import as_compiled
 
 QUEUES = 3
 SEEDS = 25
@@ -301,6 +302,19 @@ def test_transactions_happen_in_all_queues_or_in_none() -> None:
             run(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_transactions_call_only_what_compiled_machines_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A transaction on an installed node stopped its replicas: it called a `cdef` method."""
+    hidden = as_compiled(monkeypatch, "convoymq.queues.")
+    for seed in range(SEEDS):
+        run(seed)
+    if "QuorumMachine._checkout" in hidden:
+        queue = Queue()
+        with pytest.raises(AttributeError, match="cdef method"):
+            queue.machine._checkout(None, None)
 
 
 def commits_half(monkeypatch: pytest.MonkeyPatch) -> None:
