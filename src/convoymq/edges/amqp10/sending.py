@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SHORT_TAG_MAX = (1 << 32) - 1
+ASKS_MAX = 4
+"""Requests to a queue for more messages that may wait for their answers; each is a command in its
+log. A request is made when that part of what the queue may hand out is used."""
 
 FILTERS = ("AMQP_FILTEX_PROP_V1_0", "AMQP_FILTEX_SQL_V1_0")
 """Capabilities of a link whose queue serves filters."""
@@ -74,7 +77,7 @@ class Sender(Outgoing):
 
     __slots__ = (
         "_active", "_again", "_asked", "_detach", "_drains", "_early", "_echoes", "_got", "_held",
-        "_is_taken", "_limit", "_sent", "_timeout", "client", "number", "queue", "ready",
+        "_is_taken", "_limit", "_sent", "_tells", "_timeout", "client", "number", "queue", "ready",
         "resumable", "resumed", "size", "timeout_ms",
     )  # fmt: skip
 
@@ -101,6 +104,8 @@ class Sender(Outgoing):
         """Messages that the queue may hand out, in all."""
         self._asked = 0
         """Answers of the queue that are due."""
+        self._tells = False
+        """The client is told of the answer that is due: of a drain or an echo."""
         self._drains = False
         self._echoes = False
         self._again = False
@@ -238,7 +243,8 @@ class Sender(Outgoing):
         """Tells the queue how many messages it may hand out, behind those that are resumed."""
         if self.resumed.want() and self.credit:
             return
-        if self._asked:
+        tells = self._drains or self._echoes
+        if self._asked and (tells or self._tells or self._asked >= ASKS_MAX):
             # The newest credit goes when the answer is there.
             self._again = True
             return
@@ -248,20 +254,22 @@ class Sender(Outgoing):
             self.session.hungry.add(self)
         else:
             limit += min(self.credit, self._ahead_max)
-        if limit == self._limit and not self._drains and not self._echoes:
+        if limit == self._limit and not tells:
             return
         self._limit = limit
         self._asked += 1
+        self._tells = tells
         self.client.grant(self.number, limit, drain=self._drains)
 
     def top_up(self) -> None:
-        """Lets the queue hand out more when little is left of what it may."""
+        """Lets the queue hand out more when a part of what it may is used."""
         session = self.session
-        ahead_of = self._limit - self._sent
+        ahead_of, most = self._limit - self._sent, min(self.credit, self._ahead_max)
         if (
             self.state is LinkState.ATTACHED
-            and not self._asked
-            and ahead_of * 2 <= min(self.credit, self._ahead_max)
+            and self._asked < ASKS_MAX
+            and not self._tells
+            and ahead_of * ASKS_MAX <= most * (ASKS_MAX - 1)
             and ahead_of < self.credit
         ):
             if self._is_full():
@@ -288,6 +296,7 @@ class Sender(Outgoing):
     def on_credit(self, granted: int, ready: int) -> None:
         """The queue has handed out what it had, up to the limit that it was told."""
         self._asked -= 1
+        self._tells = self._tells and self._asked > 0
         self.ready = ready
         self.session.hungry.add(self)
         if self.state is not LinkState.ATTACHED:

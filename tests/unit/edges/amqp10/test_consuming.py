@@ -27,6 +27,7 @@ from convoymq.edges.amqp10.performatives import (
     Target,
     Transfer,
 )
+from convoymq.edges.amqp10.sending import ASKS_MAX
 from convoymq.edges.amqp10.session import Session
 from convoymq.messages.amqp091 import Properties
 from convoymq.messages.amqp10.values import (
@@ -429,25 +430,51 @@ async def test_outcomes_of_one_input_are_told_at_once(
     assert calls(queue, "settle") == [("settle", 1, [0, 2])]
 
 
-async def test_a_queue_is_asked_again_when_half_of_the_credit_is_used(
+async def test_a_queue_is_asked_again_when_a_quarter_of_the_credit_is_used(
     client: Client, queue: CreditQueue
 ) -> None:
-    await fill(client, "q", *(b"%d" % k for k in range(5)))
+    await fill(client, "q", b"0")
     client.payloads.clear()
     await client.attach_receiver("/queues/q")
     client.credit(20)
-    assert len(transfers(await client.heard())) == 8
-    client.credit(20, counted=8)
+    assert len(transfers(await client.heard())) == 4
+    client.credit(20, counted=4)
     await client.heard()
     await fill(client, "q", b"x", b"y")
-    client.credit(20, counted=10)
+    client.credit(20, counted=6)
     await fill(client, "q", b"z")
     assert len(transfers(await client.heard())) == 0
-    assert len(client.payloads) == 11
-    assert [each[2] for each in calls(queue, "grant")] == [20, 30]
+    assert len(client.payloads) == 7
+    assert [each[2] for each in calls(queue, "grant")] == [20, 26]
     # Less than what the queue was told is told at once.
-    client.credit(3, counted=11)
-    assert calls(queue, "grant")[-1][2] == 14
+    client.credit(3, counted=7)
+    assert calls(queue, "grant")[-1][2] == 10
+
+
+async def test_requests_do_not_wait_for_each_other_unless_the_client_hears_of_the_answer(
+    client: Client, queue: CreditQueue
+) -> None:
+    """A request is in force when it is committed: one at a time would have the client wait."""
+    await client.attach_receiver("/queues/q")
+    stream: Any = queue.clients[-1]
+    stream.answer_grants = lambda: False
+    client.payloads.clear()
+    for _ in range(30):
+        client.credit(16, counted=len(client.payloads))
+        await fill(client, "q", b"x")
+        await client.heard()
+    counted = len(client.payloads)
+    grants = [each[2:] for each in calls(queue, "grant")]
+    assert len(grants) == ASKS_MAX
+    assert grants == [(limit, False) for limit in sorted(limit for limit, _ in grants)]
+    client.credit(16, counted=counted, drain=True)
+    await client.heard()
+    assert len(calls(queue, "grant")) == ASKS_MAX
+    del stream.answer_grants
+    flow = of_kind(await client.heard(), Flow)[-1]
+    assert (flow.drain, flow.link_credit) == (True, 0)
+    assert calls(queue, "grant")[-1][3] is True
+    assert len(queue.ready) == 0
 
 
 # Ends
@@ -540,7 +567,7 @@ async def test_a_message_above_the_clients_limit_counts_as_failed(
 async def test_a_source_that_is_refused(
     client: Client, queue: CreditQueue, source: Source, condition: str, text: str
 ) -> None:
-    client.broker.queue("other", owner=99)
+    client.broker.queue("other", owner=client.connection.id + 1)
     client.broker.refuse.add(("read", "queue", "secret"))
     attach, detach = await client.attach_receiver(None, source=source)
     assert attach.source is None
