@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from convoymq.queues.classic.machine import APPLIED, Effect
@@ -25,7 +24,7 @@ class Gates:
     ) -> None:
         self._hand_on = hand_on
         self._refuse = refuse
-        self._waiting: deque[tuple[Gate, list[Effect]]] = deque()
+        self._waiting: list[tuple[Gate, list[Effect]]] = []
         self._held: list[Effect] | None = None
         """The last effects of which all kinds wait."""
 
@@ -43,7 +42,7 @@ class Gates:
     def open(self) -> None:
         """Lets the effects go whose gates are open, as do all before them."""
         while self._waiting and self._waiting[0][0][0]:
-            effects = self._waiting.popleft()[1]
+            effects = self._waiting.pop(0)[1]
             for effect in effects:
                 self._hand_on(effect)
             if effects is self._held:
@@ -51,7 +50,7 @@ class Gates:
 
     def refuse(self) -> None:
         """The disk failed: no command that waits for it is safe."""
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting = self._waiting, []
         self._held = None
         for gate, effects in waiting:
             gate[0] = True

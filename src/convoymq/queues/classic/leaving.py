@@ -16,13 +16,17 @@ BYTES_MAX = 64 << 20
 comes beyond is lost. What is rejected or expires was in the queue, and needs no more room here."""
 
 
+_NOTHING: deque[tuple[Run, str]] = deque()
+"""What leaves most queues."""
+
+
 class Leaving:
     """Runs with their reasons, oldest first, and the counts of all that left."""
 
     __slots__ = ("bytes", "count", "left", "lost", "runs")
 
     def __init__(self) -> None:
-        self.runs: deque[tuple[Run, str]] = deque()
+        self.runs = _NOTHING
         self.count = 0
         """Messages that wait."""
         self.bytes = 0
@@ -40,6 +44,8 @@ class Leaving:
         if reason == OVER_LENGTH and (len(self.runs) >= RUNS_MAX or self.bytes >= BYTES_MAX):
             self.lost += run.count
             return False
+        if self.runs is _NOTHING:
+            self.runs = deque()
         self.runs.append((run, reason))
         self.count += run.count
         self.bytes += run.body_bytes()

@@ -44,7 +44,7 @@ the next one becomes active when a cancelled one holds nothing any more, as ther
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -87,7 +87,7 @@ from convoymq.queues.classic.leaving import Leaving
 from convoymq.queues.classic.limits import DROP_HEAD, REJECT_PUBLISH, Limits
 from convoymq.queues.classic.notes import NOTES_MAX, NOTHING, Note
 from convoymq.queues.classic.reservation_holder import ReservationHolder
-from convoymq.queues.classic.runs import Block, Consumer, Former, Run, Session, runs_of
+from convoymq.queues.classic.runs import Block, Consumer, Ended, Former, Run, Session, runs_of
 from convoymq.queues.outcomes import CMD_GRANT, CMD_MODIFY, Modified, unpack_modified
 from convoymq.queues.reservations import Answer, Reservations
 
@@ -103,7 +103,6 @@ UNUSED = 8
 GAP = 9
 FLAG_PRIORITY = 2
 FLAG_SETTLE_AT_ONCE = 1
-ENDED_MAX = 1024
 GET_CONSUMER = 0
 """Messages that basic.get took are settled under this consumer number."""
 
@@ -159,8 +158,7 @@ class ClassicMachine:
         self.unsettled_count = 0
         self.next_position = 0
         self.sessions: dict[int, Session] = {}
-        #: Sessions that ended last: late frames of a broken link do not begin them anew.
-        self.ended: deque[int] = deque(maxlen=ENDED_MAX)
+        self.ended = Ended()
         self.service: list[Consumer] = []
         """Consumers by falling priority; a served one goes behind its equals."""
         self.active: Consumer | None = None
@@ -194,7 +192,7 @@ class ClassicMachine:
                 if kind == CMD_SESSION_CLOSE or session_id in self.ended:
                     continue
                 if seq != 1:
-                    self.ended.append(session_id)
+                    self.ended.add(session_id)
                     gaps[session_id] = None
                     continue
                 session = self.sessions[session_id] = Session()
@@ -204,7 +202,7 @@ class ClassicMachine:
             if seq != session.seq + 1:
                 # What was sent before is lost. Without an answer the client would wait for ever.
                 self._close(session_id, session, now_ms)
-                self.ended.append(session_id)
+                self.ended.add(session_id)
                 done.pop(session_id, None)
                 if kind != CMD_SESSION_CLOSE:
                     gaps[session_id] = None
@@ -247,7 +245,7 @@ class ClassicMachine:
                 self.effects.append((PURGED, session_id, self.purge()))
             elif kind == CMD_SESSION_CLOSE:
                 self._close(session_id, session, now_ms)
-                self.ended.append(session_id)
+                self.ended.add(session_id)
                 done.pop(session_id, None)
         self._serve(now_ms)
         self.effects += [(APPLIED, s, seq, tuple(rejected.get(s, ()))) for s, seq in done.items()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -229,7 +229,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         """Bytes that stayed when paging out was tried last, since anything was written."""
         self._unspilled = False
         """Transient messages are being written."""
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._notes = SummedNotes(host.clock, self._log)
         self._sender = DeadLetterSender(self, host.dead_letters)
         self._sender.configure(settings)
@@ -454,7 +454,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     def _tell_waiting(self, failed: Exception | None) -> None:
         while self._waiting and self._waiting[0][0] <= self._writes_done:
-            waiter = self._waiting.popleft()[1]
+            waiter = self._waiting.pop(0)[1]
             if waiter.done():
                 continue
             if failed is None:

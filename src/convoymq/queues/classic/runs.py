@@ -17,6 +17,7 @@ FLAG_AGAIN = 16
 """Flag of an ENQUEUE command: a former master may have handed out its records."""
 RECORD_HEADER = 32
 """Bytes in front of the body of a record in a log."""
+ENDED_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,3 +318,13 @@ class Session:
         """Last command whose messages the queue refused."""
         self.answered_seq = 0
         """Last question that was answered in an earlier life of the session."""
+
+
+class Ended(dict[int, None]):
+    """The sessions that ended last: late frames of a broken link do not begin them anew."""
+
+    def add(self, session: int) -> None:
+        """A session has ended."""
+        self[session] = None
+        if len(self) > ENDED_MAX:
+            del self[next(iter(self))]

@@ -7,7 +7,6 @@ what a client is told of as safe is stored by every mirror that takes part.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -99,7 +98,7 @@ class MasterQueue(LocalQueue):
         """Level -> positions below this are in the log as handed out."""
         self._stored: dict[int, int] = {}
         """The same, as every mirror has it, and the disk."""
-        self._telling: deque[tuple[Gate, dict[int, int]]] = deque()
+        self._telling: list[tuple[Gate, dict[int, int]]] = []
         self._new: dict[int, int] = {}
         self._served: tuple[int, int] | None = None
         """See `MirrorCopy.served`."""
@@ -193,7 +192,7 @@ class MasterQueue(LocalQueue):
             return
         level = line.level
         while self._telling and self._telling[0][0][0]:
-            self._stored.update(self._telling.popleft()[1])
+            self._stored.update(self._telling.pop(0)[1])
         stored = self._stored.get(level, 0)
         self._handed_out[level] = max(stored - AHEAD // 2, 0)
         if line.delivered_to <= self._handed_out[level]:
@@ -420,7 +419,7 @@ class MasterQueue(LocalQueue):
                 if session >> 56 == node:
                     self._remember(session)
                     # It begins anew by `resume` only: frames of the broken link may be late.
-                    self.machine.ended.append(session)
+                    self.machine.ended.add(session)
             self._give_up_active({node})
             while len(self._known) > SESSIONS_MAX:
                 oldest = next(iter(self._known))
