@@ -407,11 +407,7 @@ async def write_families(
             samples.setdefault(subject, {}).update(dict.fromkeys(found))
     for subject, metrics in samples.items():
         if subject == "queue" and not per_object:
-            row, *counted = await broker.cluster.sampler.sums()
-            for stats in counted:
-                for name, value in queue_stats(stats).items():
-                    row[name] = row.get(name, 0) + value
-            await _write_sums(text, list(metrics), in_slices([({}, row)]))
+            await _write_sums(text, list(metrics), in_slices([({}, await _queue_sums(broker))]))
             continue
         objects = in_slices(SOURCES[subject](broker, wanted))
         if per_object or subject == "node":
@@ -421,6 +417,15 @@ async def write_families(
                         text.add(each.kind, each.name, value, labels)
         else:
             await _write_sums(text, list(metrics), objects)
+
+
+async def _queue_sums(broker: Broker) -> JsonObject:
+    """Returns the sums over the queues that this node decides about, as a row of one."""
+    sums, *counted = await broker.cluster.sampler.sums()
+    for stats in counted:
+        for name, value in queue_stats(stats).items():
+            sums[name] = sums.get(name, 0) + value
+    return sums
 
 
 async def _write_sums(
