@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from typing import Protocol
 
 from convoymq.kernels.message_sizes import MessageSizes
@@ -85,6 +85,10 @@ class ConnectionRegistry:
     def all(self) -> list[ConnectionHandle]:
         """Returns all of them."""
         return list(self._open.values())
+
+    def ids(self) -> KeysView[int]:
+        """Returns their ids."""
+        return self._open.keys()
 
     def get(self, owner: int) -> ConnectionHandle | None:
         """Returns the connection with that id."""

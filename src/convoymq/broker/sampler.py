@@ -54,6 +54,8 @@ FRAME_BYTES_MAX = 512 << 10
 ROUTES_TICKS = 5
 CONNECTION_TICKS = 64
 """A connection without traffic is read once in so many ticks."""
+CONNECTIONS_MAX = 1000
+"""Connections that are looked at in a tick; all of them in turn."""
 
 
 class _Peer:
@@ -105,8 +107,11 @@ class Sampler:
         self._totals: dict[str, list[int]] = {}
         self._sums: dict[str, Counter[str]] = {name: Counter() for name in SUMMED}
         """Sums of the numbers in the rows of the queues that this node decides about."""
-        self._clients: dict[int, tuple[int, set[tuple[str, Key]]]] = {}
-        """Connection -> its traffic when it was read last, and its entries."""
+        self._clients: dict[int, tuple[int, set[tuple[str, Key]], int]] = {}
+        """Connection -> its traffic when it was read last, its entries, and the tick by which it is
+        read again."""
+        self._line: list[ConnectionHandle] = []
+        """Connections that are still to be looked at in this turn."""
         self._debt_ns = 0
         self._next_ms = 0
         self._busy = False
@@ -130,7 +135,7 @@ class Sampler:
         try:
             await self.read_figures()
             await self._read_rows()
-            await self.read_connections()
+            await self.read_connections(CONNECTIONS_MAX)
             if self._ticks % ROUTES_TICKS == 0:
                 await self.read_routes()
             self._read_others()
@@ -274,19 +279,27 @@ class Sampler:
         else:
             self._remove(section, key)
 
-    async def read_connections(self) -> None:
+    async def read_connections(self, limit: int | None = None) -> None:
         """Reads the connections through which bytes have passed, with their channels and
-        consumers."""
-        open_now = self._connections.all()
-        for closed in self._clients.keys() - {connection.id for connection in open_now}:
+        consumers. `limit`: looks at so many, all in turn."""
+        for closed in self._clients.keys() - self._connections.ids():
             for section, key in self._clients.pop(closed)[1]:
                 self._remove(section, key)
-        async for connection in in_slices(open_now, SLICE_NS):
+        line = self._connections.all() if limit is None else self._next_connections(limit)
+        async for connection in in_slices(line, SLICE_NS):
+            if self._connections.get(connection.id) is not connection:
+                continue
             traffic = connection.traffic()
             known = self._clients.get(connection.id)
-            is_turn = (connection.id + self._ticks) % CONNECTION_TICKS == 0
-            if known is None or known[0] != traffic or is_turn:
+            if known is None or known[0] != traffic or known[2] <= self._ticks:
                 self._read_connection(connection, traffic)
+
+    def _next_connections(self, limit: int) -> list[ConnectionHandle]:
+        if not self._line:
+            self._line = self._connections.all()
+        taken = self._line[-limit:]
+        del self._line[-limit:]
+        return taken
 
     def _read_connection(self, connection: ConnectionHandle, traffic: int) -> None:
         own = self._nodes.own_name
@@ -298,10 +311,10 @@ class Sampler:
             channel = row.get("channel_details", {}).get("number")
             rows.append(("consumers", f"{connection.id}/{channel}/{row['consumer_tag']}", row))
         entries = {(section, key) for section, key, _ in rows}
-        _, former = self._clients.get(connection.id, (0, set()))
+        former = self._clients[connection.id][1] if connection.id in self._clients else set()
         for section, key in former - entries:
             self._remove(section, key)
-        self._clients[connection.id] = (traffic, entries)
+        self._clients[connection.id] = (traffic, entries, self._ticks + CONNECTION_TICKS)
         for section, key, row in rows:
             self._put(section, key, encoded(row))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter, thread_time
 
 import structlog
 
@@ -16,6 +17,8 @@ from convoymq.model.machine_checks import free_disk_bytes, machine_memory_bytes
 from convoymq.model.process import resident_bytes
 
 FREE_HEAP_MAX = 48 << 20
+HEAP_SHARE = 0.002
+"""So much of the processor goes into counting the unused bytes of the heap at most."""
 
 
 class ResourceWatch:
@@ -46,6 +49,7 @@ class ResourceWatch:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._free_before = 0
+        self._trims_at = 0.0
         self._on: set[str] = set()
 
     def look(self) -> None:
@@ -53,17 +57,24 @@ class ResourceWatch:
         self.stop()
         self._timer = self._loop.call_later(self._alarms.interval_ms / 1000, self.look)
         used = resident_bytes()
-        free_heap = free_heap_bytes()
-        if min(free_heap, self._free_before) > FREE_HEAP_MAX:
-            # Unused for a whole interval: a drained backlog, not the ebb of a busy round.
-            trim_malloc()
-            free_heap = 0
-        self._free_before = free_heap
+        if perf_counter() >= self._trims_at:
+            self._trim_heap()
         limit = self.watermarks.memory
         self._alarm("memory", used > limit, used=used, limit=limit)
         room = free_disk_bytes(self._path)
         limit = self.watermarks.disk
         self._alarm("disk", room < limit or self._is_storage_blocked(), free=room, limit=limit)
+
+    def _trim_heap(self) -> None:
+        """Gives memory back that was unused for a whole interval: that of a drained backlog, not of
+        the ebb of a busy round. To count it takes long where a large heap is fragmented."""
+        began = thread_time()
+        free_heap = free_heap_bytes()
+        if min(free_heap, self._free_before) > FREE_HEAP_MAX:
+            trim_malloc()
+            free_heap = 0
+        self._free_before = free_heap
+        self._trims_at = perf_counter() + (thread_time() - began) / HEAP_SHARE
 
     def stop(self) -> None:
         """Looks no more."""
