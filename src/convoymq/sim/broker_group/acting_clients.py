@@ -149,7 +149,10 @@ class ClientNode(ProductionNode):
         answer = await self.ask(node, Request.END_TRANSACTION, fields)
         self.world.trace.add(self.name, f"end of {number} at {node.name}: {answer and answer.code}")
         sent = self.world.acting.sent[number]
-        sent.is_ended |= answer is not None and answer.code == Answer.SUCCESS
+        # A rollback without an answer may have been carried out, and leaves no trace elsewhere.
+        sent.is_ended |= (
+            sent.fate is Fate.NEVER if answer is None else answer.code == Answer.SUCCESS
+        )
         if answer is not None and was_serving and node.serves:
             self.world.acting.on_end(node.name, answer.code, answer.remark or "")
 
