@@ -73,23 +73,24 @@ def load(arguments: list[str], pids: list[int]) -> Figures:
     """Runs the load; what it counted, and what the brokers took between its begin and end."""
     process = subprocess.Popen(_load_command(*arguments), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    marks: dict[str, tuple[float, float]] = {}
+    marks: dict[str, tuple[float, float, float]] = {}
     counted: Figures = {}
     for line in process.stdout:
         word = line.strip()
         if word in ("begin", "end"):
-            marks[word] = time.perf_counter(), cpu_seconds(pids)
+            marks[word] = time.perf_counter(), cpu_seconds(pids), cpu_seconds([process.pid])
         elif word.startswith("{"):
             counted = json.loads(word)
     if process.wait() or len(marks) < 2:
         raise RuntimeError("the load failed")
-    (began, cpu), (ended, cpu_then) = marks["begin"], marks["end"]
+    (began, cpu, client), (ended, cpu_then, client_then) = marks["begin"], marks["end"]
     messages = counted["sent"] if "sent" in counted else counted["consumed"]
     if not messages:
         raise RuntimeError("no message was confirmed: more --seconds are needed")
     figures = {
         "msg_s": messages / (ended - began),
         "cpu_us": (cpu_then - cpu) / messages * 1e6,
+        "client_cpu_us": (client_then - client) / messages * 1e6,
         "anonymous_mib": anonymous_mib(pids),
     }
     return figures | {name: counted[name] for name in ("p50_ms", "p99_ms") if name in counted}

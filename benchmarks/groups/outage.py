@@ -83,6 +83,9 @@ class _Outage:
         for _ in range(MESSAGES):
             await _until(lambda: self._sent({}), START_S)
         await _until(lambda: self._slave_has(TOPIC, MESSAGES), START_S)
+        # RocketMQ's slave copies topics once a minute, and serves no other one while it acts.
+        known = partial(self._ask, broker_port(1), Request.GET_TOPIC_CONFIG, topic=TOPIC)
+        await _until(known, START_S)
 
     async def send_timed(self) -> float:
         """Stores a timed message on both; returns its time."""

@@ -116,7 +116,7 @@ def offsets_merged_by_version() -> None:
 
     replace = Offsets.replace
 
-    def planted(self: Any, table: Any) -> None:
+    def planted(self: Any, table: Any, _end: Any = None) -> None:
         if table.data_version.counter > self.version.counter:
             replace(self, table)
 
