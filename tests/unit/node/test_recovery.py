@@ -133,7 +133,7 @@ def test_the_tree_is_read_by_the_rules_that_each_entry_was_applied_by(
 
 
 def test_a_version_that_this_release_does_not_know_makes_no_plan() -> None:
-    raised = make_entry(0, 2, 1, 0, ENTRY_VERSION, encode_version(9))
+    raised = make_entry(0, 2, 1, 0, ENTRY_VERSION, encode_version(MetadataMachine.VERSION + 1))
     with pytest.raises(Unavailable, match="unreadable"):
         Recovery(FakeNode(Log([commands(1, 1, bootstrap()), raised])))._tree()
 
