@@ -15,6 +15,9 @@ FRESH_STEPS = 2.5
 """Age of a sample beyond which its object has not changed since."""
 TIERS = ((1000, 60), (60_000, 60), (3_600_000, 24))
 """(step in ms, number of samples) of a history."""
+BESIDE = 3
+"""Samples kept beside these: a range of so many steps has one at either end, begins up to a step
+before now, and needs one that is older."""
 
 Numbers: TypeAlias = Callable[[bytes], Mapping[str, float]]
 """Reads the numbers of a sample."""
@@ -57,7 +60,7 @@ class History:
 
     def __init__(self) -> None:
         self._tiers: tuple[deque[tuple[int, bytes]], ...] = tuple(
-            deque(maxlen=size) for _, size in TIERS
+            deque(maxlen=size + BESIDE) for _, size in TIERS
         )
 
     def add(self, now_ms: int, data: bytes) -> None:

@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from convoymq.broker.read_model import ReadModel
-from convoymq.broker.tracks import Series
+from convoymq.broker.read_model import ReadModel, decoded, encoded
+from convoymq.broker.tracks import Series, Track
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.fields import number
 from convoymq.model.json import JsonObject
 
 SAMPLES_MAX = 2000
 """Of one counter in an answer."""
+REQUESTED_MAX = 64
+"""Objects with counters that only requests sample."""
+REQUESTED_STEP_MS = 10_000
+"""Time between two such requests beyond which a rate says nothing about now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Rates:
         self._model = model
         self._now_ms = now_ms
         self._wall_s = wall_s
+        self._requested: dict[tuple[str, ...], Track] = {}
 
     def with_details(
         self,
@@ -113,6 +118,24 @@ class Rates:
             made[name] = value
             made[f"{name}_details"] = details
         return made
+
+    def requested(self, key: tuple[str, ...], counters: JsonObject) -> dict[str, float]:
+        """Returns the rates of counters that no node samples, from this request for them and
+        earlier ones. After a longer time without a request there is none.
+
+        Args:
+            key: names the object that the counters are of.
+        """
+        now_ms, data = self._now_ms(), encoded(counters)
+        track = self._requested.pop(key, None)
+        if track is None or now_ms - track.stamp_ms > REQUESTED_STEP_MS:
+            track = Track(data, now_ms, REQUESTED_STEP_MS)
+        else:
+            track.put(data, now_ms)
+        if len(self._requested) >= REQUESTED_MAX:
+            del self._requested[next(iter(self._requested))]
+        self._requested[key] = track
+        return Series(track, decoded).rates(now_ms, falls=False)
 
     def _sampled(
         self, known: Sequence[list[tuple[int, float]]], wanted: Range, now_ms: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 from convoymq import __version__
@@ -565,6 +565,15 @@ def detailed(
     many. `numbers`: reads them from the object's row, which the series have over time."""
     found = [Series(each.track, lambda data: numbers(decoded(data))) for each in series]
     return {**what, "stats": rates.with_details(found, numbers(row))}
+
+
+def flow(
+    rates: Rates, key: tuple[str, ...], counters: JsonObject
+) -> Iterator[tuple[str, JsonObject]]:
+    """Yields by name the stats of what an object got messages from, or gave them to."""
+    found = rates.requested(key, counters)
+    for name, messages in counters.items():
+        yield name, {"publish": messages, "publish_details": {"rate": found.get(name, 0.0)}}
 
 
 def channel_details(row: JsonObject) -> JsonObject:

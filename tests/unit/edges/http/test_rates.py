@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from convoymq.broker import read_model
 from convoymq.broker.read_model import ReadModel, decoded
 from convoymq.broker.tracks import Series
+from convoymq.edges.http import rates as rates_module
 from convoymq.edges.http.bodies import ApiError
 from convoymq.edges.http.rates import NO_RANGES, SAMPLES_MAX, Range, Rates, ranges_in
 
@@ -130,3 +132,47 @@ def test_ranges_of_a_request() -> None:
     for age, step in (("0", "5"), ("5", "0"), ("x", "5"), ("-5", "5"), (str(SAMPLES_MAX), "1")):
         with pytest.raises(ApiError):
             ranges_in({"msg_rates_age": age, "msg_rates_incr": step})
+
+
+@pytest.mark.parametrize(("age_s", "step_s"), [(60, 1), (3600, 60)])
+def test_the_first_sample_of_a_range_is_of_its_time(age_s: int, step_s: int) -> None:
+    """A counter that rises steadily rises steadily in its samples: none is of an earlier minute."""
+    clocked, wanted = Clocked(), Range(age_s, step_s)
+    clocked.put(ack=0)
+    clocked.details("ack", wanted)
+    for second in range(1, 2 * age_s + 90):
+        clocked.now_ms += 1000
+        clocked.put(ack=second * 10)
+    found = clocked.details("ack", wanted)
+    samples = [each["sample"] for each in found["samples"]]
+    assert len(samples) == age_s // step_s + 1
+    # A sample of a minute may be as old as one: the first one of seconds makes up for it.
+    steps = {new - old for new, old in pairwise(samples)}
+    assert steps == {10} if step_s == 1 else max(steps) < 2 * 10 * step_s
+    assert found["avg_rate"] == pytest.approx(10.0, rel=0.02)
+
+
+def test_counters_that_only_requests_sample_have_rates_between_requests() -> None:
+    clocked = Clocked()
+
+    def rates(messages: int, after_ms: int) -> dict[str, float]:
+        clocked.now_ms += after_ms
+        return clocked.rates.requested(("exchange", "/", "x"), {"q": messages})
+
+    assert rates(10, 0) == {}
+    assert rates(30, 2000) == {"q": 10.0}
+    assert rates(45, 5000) == {"q": 5.0}
+    assert rates(900, 60_000) == {}, "messages of a minute count as those of a step"
+    assert rates(910, 10_000) == {"q": 1.0}
+    assert rates(0, 1000) == {"q": 0.0}, "counters that began anew have no negative rate"
+
+
+def test_at_most_so_many_objects_are_sampled_by_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was requested longest ago goes."""
+    monkeypatch.setattr(rates_module, "REQUESTED_MAX", 2)
+    clocked = Clocked()
+    for name in "abac":
+        clocked.rates.requested((name,), {"q": 1})
+    clocked.now_ms += 1000
+    known = {name: bool(clocked.rates.requested((name,), {"q": 2})) for name in "acb"}
+    assert known == {"a": True, "c": True, "b": False}

@@ -68,14 +68,9 @@ async def _traffic(call: Call, vhost: str, exchange: str) -> JsonObject:
         if channel.row.get("vhost") == vhost and exchange in part(channel.row, "published_to")
     ]
     out = part((await cluster.published()).get((vhost, exchange), {}), "out")
-    outgoing = [
-        resources.detailed(
-            {"queue": {"name": queue, "vhost": vhost}},
-            {"publish": out[queue]},
-            lambda row: {"publish": count_in(row, "publish")},
-            rates,
-        )
-        for queue in out
+    flow = resources.flow(rates, ("exchange", vhost, exchange), out)
+    outgoing: list[JsonObject] = [
+        {"queue": {"name": queue, "vhost": vhost}, "stats": stats} for queue, stats in flow
     ]
     known = (await cluster.routes()).get((vhost, exchange), [])
     stats = resources.exchange_stats(known, rates, call.ranges)

@@ -76,15 +76,14 @@ async def _listed(call: Call, visible: set[str], user: str | None = None) -> Laz
 async def _partners(call: Call, vhost: str, name: str) -> JsonObject:
     """Returns from which exchanges a queue got messages, and what which channel got of them."""
     cluster, rates = call.broker.cluster, call.rates
-    incoming = [
-        resources.detailed(
-            {"exchange": {"name": exchange, "vhost": vhost}},
-            part(row, "out"),
-            lambda out: {"publish": count_in(out, name)},
-            rates,
-        )
+    into: JsonObject = {
+        exchange: count_in(part(row, "out"), name)
         for (place, exchange), row in (await cluster.published()).items()
         if place == vhost and name in part(row, "out")
+    }
+    incoming: list[JsonObject] = [
+        {"exchange": {"name": exchange, "vhost": vhost}, "stats": stats}
+        for exchange, stats in resources.flow(rates, ("queue", vhost, name), into)
     ]
     deliveries = [
         resources.detailed(
