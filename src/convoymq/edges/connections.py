@@ -45,7 +45,29 @@ class ClientConnection:
 
     def details(self) -> Row:
         """Returns the fields by which other rows describe this connection."""
-        return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
+        return {
+            "name": self.name,
+            "user_provided_name": self.given_name(),
+            "peer_host": self.peer[0],
+            "peer_port": self.peer[1],
+        }
+
+    def channel_details(self, number: int) -> Row:
+        """Returns the fields by which rows of consumers describe a channel or session."""
+        return {
+            "name": f"{self.name} ({number})",
+            "number": number,
+            "connection_name": self.name,
+            "user_provided_name": self.given_name(),
+            "node": self.broker.node_name,
+            "peer_host": self.peer[0],
+            "peer_port": self.peer[1],
+            "user": self.user.name,
+        }
+
+    def given_name(self) -> str:
+        """Returns the name that the client gave to the connection; empty if it gave none."""
+        return ""
 
     def row(self, **more: object) -> Row:
         """Returns a row of the list of connections."""
@@ -61,6 +83,7 @@ class ClientConnection:
             "peer_port": self.peer[1],
             "connected_at": self.connected_at_ms,
             "type": "network",
+            "user_provided_name": self.given_name(),
             **more,
         }
 

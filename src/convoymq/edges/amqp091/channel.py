@@ -670,15 +670,7 @@ class Channel(QueueStreams):
     def consumer_infos(self) -> list[dict[str, object]]:
         """Returns the rows of /api/consumers, with the session and number by which queues know
         them."""
-        details = {
-            "name": f"{self.connection.name} ({self.number})",
-            "number": self.number,
-            "connection_name": self.connection.name,
-            "node": self.broker.node_name,
-            "peer_host": self.connection.peer[0],
-            "peer_port": self.connection.peer[1],
-            "user": self.connection.user.name,
-        }
+        details = self.connection.channel_details(self.number)
         return [
             {
                 "consumer_tag": consumer.tag,

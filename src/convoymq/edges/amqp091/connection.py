@@ -647,13 +647,16 @@ class Connection(ClientConnection):
 
     # --- for the management API --------------------------------------------------------------
 
+    def given_name(self) -> str:
+        """See `ClientConnection`."""
+        return text_of(self.client_properties, "connection_name")
+
     def info(self) -> dict[str, object]:
         """Returns one row of /api/connections."""
         state = (
             "blocked" if self.is_blocked else "flow" if "flow" in self._pauses else self.state.value
         )
         return self.row(
-            user_provided_name=text_of(self.client_properties, "connection_name"),
             state=state,
             channels=len(self.channels),
             channel_max=self.channel_max,

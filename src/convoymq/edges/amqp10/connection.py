@@ -605,6 +605,10 @@ class Connection(ClientConnection):
 
     # --- lists -------------------------------------------------------------------------------
 
+    def given_name(self) -> str:
+        """See `ClientConnection`."""
+        return self.client_property("connection_name")
+
     def info(self) -> dict[str, object]:
         """Returns one row of /api/connections."""
         client = self.peer_open
@@ -612,7 +616,6 @@ class Connection(ClientConnection):
             session.receivers for session in self.sessions_open.values()
         )
         return self.row(
-            user_provided_name=self.client_property("connection_name"),
             container_id=client.container_id if client is not None else "",
             state="blocked" if blocked else self.state.value,
             channels=len(self.sessions_open),

@@ -464,19 +464,10 @@ class Sender(Outgoing):
     def info(self) -> dict[str, object]:
         """Returns a row of the list of consumers."""
         session = self.session
-        connection = session.connection
         return {
             "consumer_tag": str(self.handle),
             "queue": {"name": self.queue.name, "vhost": self.queue.vhost},
-            "channel_details": {
-                "name": f"{connection.name} ({session.channel})",
-                "number": session.channel,
-                "connection_name": connection.name,
-                "node": session.broker.node_name,
-                "peer_host": connection.peer[0],
-                "peer_port": connection.peer[1],
-                "user": connection.user.name,
-            },
+            "channel_details": session.connection.channel_details(session.channel),
             "session": self.client.session,
             "number": self.number,
             "ack_required": not self.settled,

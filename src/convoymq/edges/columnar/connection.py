@@ -579,11 +579,14 @@ class FetchConnection(asyncio.BufferedProtocol, ClientConnection):
 
     # --- for the management API ------------------------------------------------------------
 
+    def given_name(self) -> str:
+        """See `ClientConnection`."""
+        return self.client
+
     def info(self) -> dict[str, object]:
         """Returns one row of /api/connections."""
         waiting = self._transport.get_write_buffer_size() if self._transport is not None else 0
         return self.row(
-            user_provided_name=self.client,
             state="blocked" if self.blocked else self.state.value,
             channels=0,
             channel_max=0,

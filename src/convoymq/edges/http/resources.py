@@ -585,6 +585,7 @@ def channel_details(row: JsonObject) -> JsonObject:
         "node": row.get("node"),
         "user": row.get("user"),
         "connection_name": connection.get("name"),
+        "user_provided_name": connection.get("user_provided_name"),
         "peer_host": connection.get("peer_host"),
         "peer_port": connection.get("peer_port"),
     }
