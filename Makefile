@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc demo-groups test test-long properties test-spark-full test-spark-delta test-capture test-rocketmq test-page test-metrics test-procedures test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark bench-scale replication check-deploy wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test test-long properties test-spark-full test-spark-delta test-capture test-rocketmq test-page page-pictures test-metrics test-procedures test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark bench-scale replication check-deploy wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -108,6 +108,10 @@ test-amqp10: setup ## AMQP 1.0 with six clients in Python, Java, Node and Go, wh
 test-page: setup ## The management page in Chromium, which is installed with Playwright and axe-core; before three nodes
 	tools/install_browser.sh $(BIN)
 	$(BIN)/python -m pytest -q tests/page tests/unit/edges/http/test_page.py
+
+page-pictures: setup ## Make the pictures of docs/page.md again, of three nodes at work
+	tools/install_browser.sh $(BIN)
+	$(BIN)/python -m tests.page.pictures docs/images
 
 test-metrics: setup ## Dashboard and alerts in a real Prometheus, which is installed, before three nodes
 	tools/install_prometheus.sh

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -55,12 +55,16 @@ def ports(count: int) -> list[int]:
 
 
 class Processes:
-    """The four processes."""
+    """The four processes.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        numbers: seven ports, each with two free ones around it; chosen if none are given.
+    """
+
+    def __init__(self, directory: Path, numbers: Sequence[int] = ()) -> None:
         self.directory = directory
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        numbers = ports(7)
+        numbers = numbers or ports(7)
         self.name_server = f"127.0.0.1:{numbers[0]}"
         common = {
             "namesrvAddr": self.name_server, "bindAddress": "127.0.0.1", "brokerIP1": "127.0.0.1",

@@ -1,9 +1,7 @@
-"""How the management page looks: accessible by axe-core's rules, within a phone's width, and the
-pictures of docs/page.md (`CONVOY_PAGE_PICTURES=docs/images make test-page`)."""
+"""How the management page looks: accessible by axe-core's rules, within a phone's width."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from tests.page.conftest import Site
 
 ROOT = Path(__file__).parents[2]
 AXE = next(iter(sorted((ROOT / "build/page").glob("axe-*.js"))), None)
-PICTURES = os.environ.get("CONVOY_PAGE_PICTURES")
 GRAVE = ("serious", "critical")
 PLACES = {
     "overview": "#/overview",
@@ -97,11 +94,6 @@ def go(site: Site, name: str, ask: Ask) -> None:
     site.open(PLACES[name] or f"#/node/{first}")
 
 
-def picture(site: Site, name: str) -> None:
-    if PICTURES:
-        site.tab.screenshot(path=str(Path(PICTURES) / f"page-{name}.png"))
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_nothing_serious(visit: Visit, filled: None, ask: Ask, dark: bool) -> None:
     if AXE is None:
@@ -132,9 +124,6 @@ def test_every_page_fits_a_phone(visit: Visit, filled: None, ask: Ask, dark: boo
     for name in PLACES:
         go(site, name, ask)
         assert site.tab.evaluate(wide) <= 0, f"{name} is wider than a phone"
-    if dark:
-        go(site, "queues", ask)
-        picture(site, "phone-dark")
     site.tab.get_by_role("button", name="Menu").click()
     site.tab.get_by_role("navigation", name="Main").get_by_text("Streams").click()
     site.tab.get_by_role("heading", level=1).filter(has_text="Streams").wait_for()

@@ -16,6 +16,7 @@ from convoymq.cli.cluster import LocalCluster
 from tests.clusters import start_nodes
 from tests.faults.traffic import until
 from tests.page.conftest import Site, quoted
+from tests.page.content import Clients
 from tests.patience import PATIENCE_S
 
 QUEUES = int(os.environ.get("CONVOY_PAGE_QUEUES", "150"))
@@ -376,3 +377,125 @@ def test_the_colours_can_be_chosen_and_are_remembered(site: Site) -> None:
     site.tab.reload()
     site.see("Overview")
     assert site.tab.evaluate(paper) != light
+
+
+def test_flow_has_rates_and_the_names_that_clients_gave(
+    site: Site, ask: Ask, queue: str, cluster: LocalCluster
+) -> None:
+    ask("PUT", "exchanges/%2F/page.flow", {"type": "fanout"})
+    ask("POST", f"bindings/%2F/e/page.flow/q/{queue}", {})
+    clients = Clients([node.amqp_port for node in cluster.nodes])
+    clients.publish("cash desk", "page.flow", [""], 50, {})
+    clients.consume("book keeper", queue)
+    try:
+        site.open(f"#/queue/%2F/{queue}", queue[:40])
+        site.tab.locator(".edge.strong text").filter(has_text="/s").nth(1).wait_for()
+        site.tab.get_by_role("link", name="book keeper (1)").first.wait_for()
+        far = """() => Math.max(...[...document.querySelectorAll('.edge')].map(edge => {
+            const label = edge.querySelector('g').transform.baseVal[0].matrix;
+            const path = edge.querySelector('path');
+            const all = Array.from({length: 401}, (_, i) =>
+                path.getPointAtLength(path.getTotalLength() * i / 400));
+            return Math.min(...all.map(at => Math.hypot(at.x - label.e, at.y - label.f)));
+        }))"""
+        assert site.tab.evaluate(far) < 2, "a label lies beside its line"
+        site.open("#/exchange/%2F/page.flow", "page.flow")
+        site.tab.get_by_role("link", name="cash desk (1)").wait_for()
+    finally:
+        clients.stop()
+    ask("DELETE", "exchanges/%2F/page.flow")
+
+
+def test_a_list_of_queues_has_its_columns_on_a_screen_of_1440(site: Site, queue: str) -> None:
+    site.open("#/queues", "Queues")
+    for name in ("Leader", "Members", "Sched.", "Dead", "Bytes", "Memory"):
+        site.tab.get_by_role("columnheader", name=name).wait_for()
+    over = "document.querySelector('main .scroll').scrollWidth - " \
+        "document.querySelector('main .scroll').clientWidth"  # fmt: skip
+    assert site.tab.evaluate(over) <= 0
+
+
+def test_a_node_says_what_uses_memory_in_words(site: Site, ask: Ask) -> None:
+    name = ask("GET", "nodes")[0]["name"].replace("@", "%40")
+    site.open(f"#/node/{name}")
+    site.see("The rest")
+    texts = site.tab.locator("main .facts > div").all_inner_texts()
+    assert not [text for text in texts if "_procs" in text or text.endswith("\n0 B")]
+
+
+def test_machines_of_several_processes_are_a_table(visit: Visit) -> None:
+    """The answers of three nodes, as if two of them were processes of one machine."""
+    site = visit()
+
+    def answer(change: Callable[[list[Any]], object]) -> Callable[[Any], None]:
+        def act(route: Any) -> None:
+            rows = route.fetch().json()
+            route.fulfill(json=change(rows))
+
+        return act
+
+    def split(rows: list[Any]) -> object:
+        rows[1] |= {"machine": 1, "process": 2}
+        return rows
+
+    def join(rows: list[Any]) -> object:
+        rows[0] |= {"nodes": [1, 2], "processes_running": 1}
+        return [rows[0], rows[2]]
+
+    site.tab.route("**/api/events*", lambda route: route.abort())
+    site.tab.route("**/api/nodes", answer(split))
+    site.tab.route("**/api/convoy/machines", answer(join))
+    site.log_in()
+    site.see("Overview")
+    site.open("#/nodes", "Nodes")
+    table = site.tab.get_by_role("region", name="Machines").first
+    table.get_by_text("1 of 2 run").wait_for()
+    table.get_by_text("1 of 1 run").wait_for()
+
+
+def test_a_broker_group_says_what_clients_may_and_leads_to_offsets(visit: Visit) -> None:
+    site = visit()
+    replica = {"id": "0", "address": "127.0.0.1:1", "running": True, "lag": 0, "log_end": 9}
+    group = {"name": "n", "cluster": "c", "master": "127.0.0.1:1", "acting": None, "members": ["0"]}
+    topic = {"name": "t", "read_queues": 1, "write_queues": 1, "permission": 6, "system": False}
+    queue = {"queue": 0, "min_offset": 3, "max_offset": 17, "last_stored_ms": 0}
+    for path, value in (
+        ("n", group | {"replicas": [replica]}),
+        ("n/topics", [topic, topic | {"name": "closed", "permission": 1}]),
+        ("n/topics/t", {"name": "t", "queues": [queue], "consumer_groups": ["g"]}),
+    ):
+        site.tab.route(
+            f"**/api/broker-groups/{path}", lambda route, *, value=value: route.fulfill(json=value)
+        )
+    site.log_in()
+    site.see("Overview")
+    site.open("#/group/n", "n")
+    site.see("read, write")
+    site.see("nothing")
+    site.tab.get_by_role("link", name="t", exact=True).click()
+    site.see("Offsets of t")
+    site.see("17")
+
+
+def test_members_of_a_group_have_the_names_that_clients_gave(
+    site: Site, ask: Ask, cluster: LocalCluster
+) -> None:
+    ask("PUT", "topics/%2F/page.named", {"partitions": 1, "logical": 16})
+    ask("PUT", "topics/%2F/page.named/groups/desk", {})
+    clients = Clients([node.amqp_port for node in cluster.nodes])
+    clients.consume("desk clerk", "page.named/desk")
+    try:
+        site.open("#/topic/%2F/page.named?group=desk", "desk")
+        site.tab.get_by_role("link", name="desk clerk (1)").wait_for()
+    finally:
+        clients.stop()
+    ask("DELETE", "topics/%2F/page.named")
+
+
+def test_the_map_of_the_cluster_fits_a_phone(visit: Visit) -> None:
+    site = visit("phone")
+    site.log_in()
+    site.open("#/nodes", "Nodes")
+    site.tab.locator("svg.map .map-node").nth(2).wait_for()
+    over = "document.querySelector('svg.map').getBoundingClientRect().right - innerWidth"
+    assert site.tab.evaluate(over) <= 0

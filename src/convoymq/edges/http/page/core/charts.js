@@ -1,18 +1,23 @@
 // Charts over time, drawn by uPlot: lines with axes, and sparklines.
 import { useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import uPlot from "../vendor/uplot.js";
-import { bytes } from "./format.js";
+import { bytes, count } from "./format.js";
 import { theme, useStore } from "./store.js";
 import { html } from "./ui.js";
 
 const KEPT = 300;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const SERIES = ["series-1", "series-2", "series-3", "series-4", "series-5"];
-/** Steps of axes: whole seconds to days, and powers of two for bytes. */
+/** Steps of axes: whole seconds to days, powers of two for bytes, whole numbers of things. */
 const TIME_STEPS = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400,
 ];
 const BYTE_STEPS = Array.from({ length: 50 }, (_, i) => 2 ** i);
+const WHOLE_STEPS = Array.from({ length: 15 }, (_, i) => [1, 2, 5].map((step) => step * 10 ** i)).flat();
+const STEPS = new Map([
+  [bytes, BYTE_STEPS],
+  [count, WHOLE_STEPS],
+]);
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 2]];
 
 /**
@@ -132,7 +137,7 @@ export function Chart({ times, series, format, height = 180, label }) {
         {
           ...axis,
           size: 66,
-          ...(format === bytes ? { incrs: BYTE_STEPS } : {}),
+          ...(STEPS.has(format) ? { incrs: STEPS.get(format) } : {}),
           values: (_, splits) => splits.map(format),
         },
       ],

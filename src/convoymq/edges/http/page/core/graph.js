@@ -14,13 +14,13 @@ const widthOf = (text) => Math.max(70, Math.min(260, cut(text, 32).length * LETT
  * @param {Array} nodes {id, text, kind, href, note}
  * @param {Array} edges {from, to, text, title, strong}
  */
-export function Graph({ nodes, edges, label, empty = "Nothing to draw.", rankdir = "LR" }) {
+export function Graph({ nodes, edges, label, empty = "Nothing to draw." }) {
   const [near, setNear] = useState(null);
   const shape = JSON.stringify([
     nodes.map((n) => [n.id, n.text, n.note]),
     edges.map((e) => [e.from, e.to, e.text]),
   ]);
-  const drawn = useMemo(() => place(nodes, edges, rankdir), [shape]);
+  const drawn = useMemo(() => place(nodes, edges), [shape]);
   if (!nodes.length) return html`<p class="empty">${empty}</p>`;
   const lit = (edge) => near === null || edge.from === near || edge.to === near;
   return html`<div class="graph" role="region" aria-label=${label} tabindex="0"><svg width=${drawn.width} height=${drawn.height} viewBox="0 0 ${drawn.width} ${drawn.height}" role="group" aria-label="${label}: ${nodes.length} boxes, ${edges.length} lines">
@@ -41,9 +41,9 @@ export function Graph({ nodes, edges, label, empty = "Nothing to draw.", rankdir
   </svg></div>`;
 }
 
-function place(nodes, edges, rankdir) {
+function place(nodes, edges) {
   const graph = new Layout({ multigraph: true });
-  graph.setGraph({ rankdir, nodesep: 16, ranksep: 70, marginx: 12, marginy: 12 });
+  graph.setGraph({ rankdir: "LR", nodesep: 16, ranksep: 70, marginx: 12, marginy: 12 });
   graph.setDefaultEdgeLabel(() => ({}));
   for (const node of nodes)
     graph.setNode(node.id, { width: widthOf(node.text), height: node.note ? 44 : HEIGHT });
@@ -65,19 +65,22 @@ function place(nodes, edges, rankdir) {
     nodes: nodes.map((node) => ({ ...node, ...graph.node(node.id) })),
     edges: graph.edges().map((name) => {
       const { edge, points, x, y, width: wide } = graph.edge(name);
-      return { ...edge, key: name.name, path: smooth(points), x, y, width: wide };
+      return { ...edge, key: name.name, path: smooth(points, graph.node(name.v), graph.node(name.w)), x, y, width: wide };
     }),
   };
 }
 
-/** A curve through the middles of what dagre gives. */
-function smooth(points) {
-  const [first, ...rest] = points;
-  let path = `M${first.x} ${first.y}`;
-  for (let i = 0; i < rest.length - 1; i += 1) {
-    const [a, b] = [rest[i], rest[i + 1]];
-    const end = i === rest.length - 2 ? b : { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 };
-    path += `Q${a.x} ${a.y} ${end.x} ${end.y}`;
-  }
-  return rest.length === 1 ? `${path}L${rest[0].x} ${rest[0].y}` : path;
+/** A curve from side to side of two boxes, level at each bend: labels lie on bends. */
+function smooth([first, ...rest], from, to) {
+  const last = rest.pop();
+  const isForward = from.x + from.width / 2 < to.x - to.width / 2;
+  const begin = isForward ? { x: from.x + from.width / 2, y: from.y } : first;
+  const stops = [...rest, isForward ? { x: to.x - to.width / 2, y: to.y } : last];
+  let path = `M${begin.x} ${begin.y}`;
+  stops.reduce((a, b) => {
+    const middle = (a.x + b.x) / 2;
+    path += `C${middle} ${a.y} ${middle} ${b.y} ${b.x} ${b.y}`;
+    return b;
+  }, begin);
+  return path;
 }

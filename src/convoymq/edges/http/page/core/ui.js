@@ -20,7 +20,8 @@ export const NodeLink = ({ name }) =>
   name ? html`<a href=${to("node", name)}><${Name} of=${name} /></a>` : "–";
 export const ConnectionLink = ({ name, shown }) =>
   html`<a href=${to("connection", name)}><${Name} of=${shown || name} /></a>`;
-export const ChannelLink = ({ name }) => html`<a href=${to("channel", name)}><${Name} of=${name} /></a>`;
+/** of: a channel's details, or its row. The client's own name of the connection says more than addresses. */
+export const ChannelLink = ({ of, given = of.user_provided_name }) => html`<a href=${to("channel", of.name)} title=${of.name}><${Name} of=${given ? `${given} (${of.number})` : of.name} /></a>`;
 export const UserLink = ({ name }) => html`<a href=${to("user", name)}><${Name} of=${name} /></a>`;
 export const VhostLink = ({ name }) => html`<a href=${to("vhost", name)}><${Name} of=${name} /></a>`;
 

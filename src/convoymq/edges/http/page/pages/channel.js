@@ -44,7 +44,8 @@ export default function Channel({ names: [name] }) {
       <${Card} title="About"><${Facts} rows=${[
         [
           "Connection",
-          row.connection_details?.name && html`<${ConnectionLink} name=${row.connection_details.name} />`,
+          row.connection_details?.name &&
+            html`<${ConnectionLink} name=${row.connection_details.name} shown=${row.connection_details.user_provided_name} />`,
         ],
         ["State", html`<${State} of=${row.state} />`],
         ["User", html`<bdi>${row.user}</bdi>`],

@@ -9,7 +9,7 @@ import { number } from "./queues.js";
 const rateOf = (name) => (row) => number(row.message_stats?.[`${name}_details`]?.rate ?? 0, rate);
 
 export const CHANNEL_COLUMNS = [
-  { id: "name", label: "Name", sort: "name", cell: (row) => html`<${ChannelLink} name=${row.name} />` },
+  { id: "name", label: "Name", sort: "name", cell: (row) => html`<${ChannelLink} of=${row} given=${row.connection_details?.user_provided_name} />` },
   { id: "user", label: "User", sort: "user", opt: true, cell: (row) => html`<bdi>${row.user}</bdi>` },
   VHOST,
   { id: "node", label: "Node", sort: "node", opt: true, cell: (row) => html`<bdi>${row.node}</bdi>` },

@@ -1,14 +1,38 @@
 // The map of the cluster: nodes, their links, how many leaders each has, how far replicas are behind.
 import { at } from "../core/api.js";
-import { bytes, count } from "../core/format.js";
+import { bytes, count, plural } from "../core/format.js";
 import { to, useGet } from "../core/store.js";
+import { useEffect, useState } from "../vendor/htm-preact.js";
 import { Card, html } from "../core/ui.js";
 
-const [WIDTH, HEIGHT, BOX, TALL] = [760, 300, 236, 78];
+const TALL = 78;
+/** width and height of the map, width of a box. */
+const WIDE = { width: 760, height: 300, box: 236 };
+/** Bytes of a link that come and go within a moment. */
+const QUIET = 64 * 1024;
+const GAP = 34;
+const NARROW = matchMedia("(max-width: 40rem)");
+const narrow = (number) => ({ width: 324, height: number * (TALL + GAP) - GAP + 4, box: 206 });
 
-/** Places of the nodes around the middle; the first is above. */
-function places(number) {
-  if (number === 1) return [[WIDTH / 2, HEIGHT / 2]];
+/** Whether the screen is a phone's: nodes are below each other then. */
+function useNarrow() {
+  const [is, setIs] = useState(NARROW.matches);
+  useEffect(() => {
+    const change = () => setIs(NARROW.matches);
+    NARROW.addEventListener("change", change);
+    return () => NARROW.removeEventListener("change", change);
+  }, []);
+  return is;
+}
+
+/** Places of the nodes around the middle; the first is above. On a phone left and right by turns. */
+function places(number, isNarrow, { width, height, box }) {
+  if (number === 1) return [[width / 2, height / 2]];
+  if (isNarrow)
+    return Array.from({ length: number }, (_, i) => [
+      i % 2 ? width - box / 2 - 2 : box / 2 + 2,
+      2 + TALL / 2 + i * (TALL + GAP),
+    ]);
   const angles = Array.from(
     { length: number },
     (_, i) => (2 * Math.PI * i) / number - (number === 2 ? Math.PI : Math.PI / 2),
@@ -17,8 +41,8 @@ function places(number) {
   const [low, high] = [Math.min(...heights), Math.max(...heights)];
   // Spread over the whole height, whatever the number.
   return angles.map((angle, i) => [
-    WIDTH / 2 + (Math.cos(angle) * (WIDTH - BOX - 4)) / 2,
-    high - low < 0.01 ? HEIGHT / 2 : TALL / 2 + 2 + ((heights[i] - low) / (high - low)) * (HEIGHT - TALL - 4),
+    width / 2 + (Math.cos(angle) * (width - box - 4)) / 2,
+    high - low < 0.01 ? height / 2 : TALL / 2 + 2 + ((heights[i] - low) / (high - low)) * (height - TALL - 4),
   ]);
 }
 
@@ -39,13 +63,15 @@ export function ClusterMap({ nodes }) {
   const own = useGet(at`convoy/node`, { every: 5000 }).data;
   const metadata = useGet(at`convoy/metadata-store/status`, { every: 5000 }).data ?? [];
   const leads = useLeaders(nodes);
-  const around = places(nodes.length);
+  const isNarrow = useNarrow();
+  const size = isNarrow ? narrow(nodes.length) : WIDE;
+  const around = places(nodes.length, isNarrow, size);
   const placeOf = Object.fromEntries(nodes.map((node, i) => [node.id, around[i]]));
   const store = Object.fromEntries(metadata.map((row) => [row["Node Name"], row]));
   const newest = Math.max(0, ...metadata.map((row) => row["Last Log Index"]).filter(Number.isInteger));
   const links = linksOf(nodes, own);
-  return html`<${Card} title="Cluster" note="Lines are links between nodes; they show what waits to be sent.">
-    <div class="graph"><svg viewBox="0 0 ${WIDTH} ${HEIGHT}" width=${WIDTH} height=${HEIGHT} class="map" role="group" aria-label="Map of ${nodes.length} nodes">
+  return html`<${Card} title="Cluster" note="Lines are links between nodes. They show what waits to be sent, from 64 KiB on.">
+    <div class="graph"><svg viewBox="0 0 ${size.width} ${size.height}" width=${size.width} height=${size.height} class="map" role="group" aria-label="Map of ${nodes.length} nodes">
       ${links.map((each) => {
         const [[x1, y1], [x2, y2]] = [placeOf[each.from], placeOf[each.to]];
         return html`<g key="${each.from}-${each.to}" class="link ${each.kind}"><line x1=${x1} y1=${y1} x2=${x2} y2=${y2}><title>${each.title}</title></line>
@@ -67,11 +93,11 @@ export function ClusterMap({ nodes }) {
           state === "down"
             ? ["does not run"]
             : [
-                `${count(leads[node.name] ?? 0)} leaders · ${count(node.connections ?? 0)} clients`,
+                `${plural(leads[node.name] ?? 0, "leader")} · ${plural(node.connections ?? 0, "client")}`,
                 `${isLeader ? "metadata leader" : behind > 0 ? `metadata ${count(behind)} behind` : "metadata up to date"} · ${bytes(node.mem_used)}`,
               ];
         return html`<a key=${node.name} href=${to("node", node.name)} class="map-node ${state}">
-          <g transform="translate(${x - BOX / 2} ${y - TALL / 2})"><rect width=${BOX} height=${TALL} rx="10" />
+          <g transform="translate(${x - size.box / 2} ${y - TALL / 2})"><rect width=${size.box} height=${TALL} rx="10" />
           <text x="14" y="24" class="title">${{ running: "●", draining: "▲", alarm: "▲", down: "■" }[state]} ${node.name.slice(0, 24)}</text>
           ${lines.map((line, n) => html`<text key=${n} x="14" y=${44 + n * 18} class="note">${line}</text>`)}</g></a>`;
       })}
@@ -91,7 +117,7 @@ function linksOf(nodes, own) {
     const suspected = rows.some((row) => row.suspected);
     const waiting = rows.reduce((sum, row) => sum + row.backlog_bytes, 0);
     const kind = down ? "down" : suspected ? "warn" : "up";
-    const text = down ? "no link" : suspected ? "slow" : waiting ? bytes(waiting) : "";
+    const text = down ? "no link" : suspected ? "slow" : waiting > QUIET ? `${bytes(waiting)} waiting` : "";
     return {
       from: a.id,
       to: b.id,

@@ -67,7 +67,7 @@ export default function Exchange({ names: [vhost, given] }) {
           ["Settings of policies", html`<${Arguments} of=${row.effective_policy_definition} />`],
         ]} />
           <${Reasons} vhost=${vhost} path=${path} policy=${row.policy} /><//>
-        <${Card} title="Published by">${partners(row.incoming, "channel_details", (each) => html`<${ChannelLink} name=${each.channel_details.name} />`)}<//>
+        <${Card} title="Published by">${partners(row.incoming, "channel_details", (each) => html`<${ChannelLink} of=${each.channel_details} />`)}<//>
         <${Card} title="Taken by">${partners(row.outgoing, "queue", (each) => html`<${QueueLink} vhost=${each.queue.vhost} name=${each.queue.name} />`)}<//>
       </div>
       <${BindingsCard} title="Bindings from here" vhost=${vhost} path=${at`exchanges/${vhost}/${path}/bindings/source`} source=${row.name} />

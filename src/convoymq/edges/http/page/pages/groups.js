@@ -1,11 +1,15 @@
 // Broker groups of RocketMQ's protocol: who is master, who acts for it, escape, logs and offsets.
 import { at } from "../core/api.js";
 import { bytes, count, when } from "../core/format.js";
-import { setParams, to, useGet } from "../core/store.js";
+import { to, useGet } from "../core/store.js";
 import { LocalTable, Table } from "../core/table.js";
 import { Badge, Card, Empty, Name, Page, Stat, Waiting, html } from "../core/ui.js";
 
 const MASTER = 0;
+const READ = 4;
+const WRITE = 2;
+const allowed = (permission) =>
+  [permission & READ && "read", permission & WRITE && "write"].filter(Boolean).join(", ") || "nothing";
 const who = (row) =>
   row.acting === null || row.acting === undefined || row.acting === ""
     ? row.master
@@ -79,25 +83,31 @@ function Group({ name, params }) {
           title: "Delayed messages, transactions and pop: run by the master, or by who acts for it",
           cell: (row) => (row.runs_special_services ? html`<${Badge} kind="info">here<//>` : ""),
         },
-        { id: "lag", label: "Lag", num: true, cell: (row) => bytes(row.lag) },
+        {
+          id: "lag",
+          label: "Lag",
+          num: true,
+          title: "Bytes of the log that the replica does not have yet",
+          cell: (row) => bytes(row.lag),
+        },
         { id: "begin", label: "Log from", num: true, opt: true, cell: (row) => count(row.log_begin) },
         { id: "end", label: "Log to", num: true, cell: (row) => count(row.log_end) },
         { id: "in", label: "In", num: true, opt: true, cell: (row) => count(row.messages_in) },
         { id: "out", label: "Out", num: true, opt: true, cell: (row) => count(row.messages_out) },
         { id: "version", label: "Version", opt: true, cell: (row) => row.version ?? "–" },
       ]} /><//>`}<//>
-    <${Card} title="Topics" note="4 = readable, 2 = writable, 6 = both"><${Waiting} of=${topics}>${(rows) =>
+    <${Card} title="Topics"><${Waiting} of=${topics}>${(rows) =>
       html`<${LocalTable} label="Topics" rows=${rows} keyOf=${(row) => row.name} columns=${[
         {
           id: "name",
           label: "Topic",
           sort: "name",
           cell: (row) =>
-            html`<button type="button" class="small quiet" onClick=${() => setParams({ topic: row.name })}><${Name} of=${row.name} /></button>`,
+            html`<a href="${to("group", name)}?topic=${encodeURIComponent(row.name)}"><${Name} of=${row.name} /></a>`,
         },
         { id: "read", label: "Read queues", num: true, cell: (row) => count(row.read_queues) },
         { id: "write", label: "Write queues", num: true, cell: (row) => count(row.write_queues) },
-        { id: "permission", label: "Permission", num: true, cell: (row) => row.permission },
+        { id: "permission", label: "Clients may", cell: (row) => allowed(row.permission) },
         {
           id: "kind",
           label: "Kind",

@@ -44,30 +44,16 @@ export default function Node({ names: [name] }) {
           ${
             memory.data?.memory &&
             html`<${Facts} rows=${Object.entries(memory.data.memory)
-              .filter(([key, value]) => typeof value === "number" && key !== "total")
-              .map(([key, value]) => [MEMORY[key] ?? key, bytes(value)])} />`
+              .filter(([key, value]) => value > 0 && key !== "total")
+              .sort(([, a], [, b]) => b - a)
+              .map(([key, value]) => [MEMORY[key] ?? key.replaceAll("_", " "), bytes(value)])} />`
           }<//>
-        <${Card} title="Use"><${Facts} rows=${[
-          [
-            "Memory",
-            html`<${Meter} label="Memory" value=${node.mem_used} most=${node.mem_limit} text="${bytes(node.mem_used)} of ${bytes(node.mem_limit)}" />`,
-          ],
-          [
-            "Open files",
-            html`<${Meter} label="Open files" value=${node.fd_used} most=${node.fd_total} text="${count(node.fd_used)} of ${count(node.fd_total)}" />`,
-          ],
-          [
-            "Sockets",
-            html`<${Meter} label="Sockets" value=${node.sockets_used} most=${node.sockets_total} text="${count(node.sockets_used)} of ${count(node.sockets_total)}" />`,
-          ],
-          [
-            "Threads",
-            html`<${Meter} label="Threads" value=${node.proc_used} most=${node.proc_total} text="${count(node.proc_used)} of ${count(node.proc_total)}" />`,
-          ],
-          ["Processors", count(node.processors)],
-        ]} /><//>
         <${Card} title="About"><${Facts} rows=${[
           ["Number", node.id],
+          [
+            "Machine",
+            node.machine !== undefined && `${count(node.machine)}, its process ${count(node.process)}`,
+          ],
           ["Release", node.release],
           ["Build", node.build],
           ["Process", node.os_pid],
@@ -91,6 +77,25 @@ export default function Node({ names: [name] }) {
               ? html`<${Badge} kind="bad">${[node.mem_alarm && "memory", node.disk_free_alarm && "disk"].filter(Boolean).join(", ")}<//>`
               : html`<${Badge} kind="good">none<//>`,
           ],
+        ]} /><//>
+        <${Card} title="Use" wide><${Facts} rows=${[
+          [
+            "Memory",
+            html`<${Meter} label="Memory" value=${node.mem_used} most=${node.mem_limit} text="${bytes(node.mem_used)} of ${bytes(node.mem_limit)}" />`,
+          ],
+          [
+            "Open files",
+            html`<${Meter} label="Open files" value=${node.fd_used} most=${node.fd_total} text="${count(node.fd_used)} of ${count(node.fd_total)}" />`,
+          ],
+          [
+            "Sockets",
+            html`<${Meter} label="Sockets" value=${node.sockets_used} most=${node.sockets_total} text="${count(node.sockets_used)} of ${count(node.sockets_total)}" />`,
+          ],
+          [
+            "Threads",
+            html`<${Meter} label="Threads" value=${node.proc_used} most=${node.proc_total} text="${count(node.proc_used)} of ${count(node.proc_total)}" />`,
+          ],
+          ["Processors", count(node.processors)],
         ]} /><//>
       </div>`}<//>`;
 }

@@ -1,10 +1,10 @@
 // Nodes of the cluster, and what is done with all of them.
 import { at, post } from "../core/api.js";
-import { count } from "../core/format.js";
+import { bytes, count } from "../core/format.js";
 import { ask } from "../core/forms.js";
 import { isAdministrator, useGet } from "../core/store.js";
-import { Table } from "../core/table.js";
-import { Badge, Card, Page, Waiting, html } from "../core/ui.js";
+import { LocalTable, Table } from "../core/table.js";
+import { Badge, Card, NodeLink, Page, Waiting, html } from "../core/ui.js";
 import { ClusterMap } from "./cluster-map.js";
 import { NodesTable } from "./overview.js";
 
@@ -17,10 +17,55 @@ export default function Nodes() {
   const actions =
     isAdministrator() && html`<button type="button" onClick=${rebalance}>Spread leaders…</button>`;
   return html`<${Page} title="Nodes" actions=${actions} />
-    <${Waiting} of=${found}>${(nodes) => html`<${NodesTable} nodes=${nodes} /><${ClusterMap} nodes=${nodes} />`}<//>
+    <${Waiting} of=${found}>${(nodes) => html`${nodes.some((node) => node.process > 1) && html`<${Machines} nodes=${nodes} />`}<${NodesTable} nodes=${nodes} /><${ClusterMap} nodes=${nodes} />`}<//>
     <${Checks} />
     <${Metadata} />
     ${progress.data?.number > 0 && html`<${Card} title="Spreading of leaders"><p>${progress.data.running ? html`<${Badge} kind="info">running<//>` : html`<${Badge} kind="good">ended<//>`} ${count(progress.data.moved)} of ${count(progress.data.planned)} moved${progress.data.failed.length > 0 && `, ${count(progress.data.failed.length)} not`}</p><//>`}`;
+}
+
+/** Machines of several processes, each of which is a node: their sums. */
+function Machines({ nodes }) {
+  const found = useGet(at`convoy/machines`, { every: 3000 });
+  const nameOf = Object.fromEntries(nodes.map((node) => [node.id, node.name]));
+  const columns = [
+    { id: "machine", label: "Machine", num: true, sort: "machine", cell: (row) => count(row.machine) },
+    {
+      id: "state",
+      label: "Processes",
+      sort: "processes_running",
+      cell: (row) =>
+        html`<${Badge} kind=${row.processes_running === row.nodes.length ? "good" : row.processes_running ? "warn" : "bad"}>${row.processes_running} of ${row.nodes.length} run<//>${row.being_drained && html` <${Badge} kind="warn">draining<//>`}`,
+    },
+    {
+      id: "memory",
+      label: "Memory",
+      num: true,
+      sort: "mem_used",
+      cell: (row) => bytes(row.mem_used),
+      title: "Of all its processes",
+    },
+    {
+      id: "connections",
+      label: "Clients",
+      num: true,
+      sort: "connections",
+      cell: (row) => count(row.connections),
+    },
+    {
+      id: "files",
+      label: "Files",
+      num: true,
+      opt: true,
+      sort: "fd_used",
+      cell: (row) => count(row.fd_used),
+    },
+    {
+      id: "nodes",
+      label: "Nodes",
+      cell: (row) => row.nodes.map((id, i) => html`${i > 0 && ", "}<${NodeLink} name=${nameOf[id]} />`),
+    },
+  ];
+  return html`<${Card} title="Machines" note="Each process of a machine is a node."><${Waiting} of=${found}>${(rows) => html`<${LocalTable} label="Machines" columns=${columns} rows=${rows} keyOf=${(row) => row.machine} />`}<//><//>`;
 }
 
 const rebalance = () =>

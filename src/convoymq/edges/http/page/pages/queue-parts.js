@@ -61,7 +61,7 @@ export function Consumers({ row, reload }) {
       label: "Channel",
       opt: true,
       cell: (each) =>
-        each.channel_details?.name ? html`<${ChannelLink} name=${each.channel_details.name} />` : "–",
+        each.channel_details?.name ? html`<${ChannelLink} of=${each.channel_details} />` : "–",
     },
     {
       id: "node",

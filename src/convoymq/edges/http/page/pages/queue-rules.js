@@ -48,7 +48,7 @@ export function Rules({ row }) {
           cell: (each) => html`<${Arguments} of=${each.definition} />`,
         },
       ]} />`}<//>
-    ${operator && html`<p><strong>Operator policy</strong> <bdi>${operator.name}</bdi>: <${Arguments} of=${operator.definition} /></p>`}<//>
+    ${operator && html`<p class="beside"><strong>Operator policy</strong> <bdi>${operator.name}</bdi>: <${Arguments} of=${operator.definition} /></p>`}<//>
     <${Card} title="Settings in force"><${Table} label="Settings" rows=${settings} keyOf=${(each) => each.key} empty="The defaults." columns=${[
       { id: "key", label: "Setting", cell: (each) => each.key },
       { id: "value", label: "Value", cell: (each) => html`<bdi>${plain(each.value)}</bdi>` },

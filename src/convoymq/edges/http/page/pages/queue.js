@@ -27,11 +27,16 @@ import { Scheduled } from "./queue-scheduled.js";
 import { kindOf } from "./queues.js";
 
 const rateOf = (name) => (row) => row.message_stats?.[`${name}_details`]?.rate ?? 0;
+/** A stream counts no deliveries of its own: those of its channels. */
+const delivered = (row) =>
+  row.message_stats?.deliver_get === undefined
+    ? (row.deliveries ?? []).reduce((sum, each) => sum + (each.stats.deliver_get_details?.rate ?? 0), 0)
+    : rateOf("deliver_get")(row);
 const NOW = {
   ready: (row) => row.messages_ready,
   unacked: (row) => row.messages_unacknowledged,
   publish: rateOf("publish"),
-  deliver: rateOf("deliver_get"),
+  deliver: delivered,
   ack: rateOf("ack"),
 };
 const counter = (name) => [(row) => row.message_stats?.[`${name}_details`], true];
@@ -172,8 +177,8 @@ function About({ row }) {
     ["Memory", bytes(row.memory)],
     ["Idle since", row.idle_since && when(Date.parse(row.idle_since))],
     [
-      "By priority",
-      Object.keys(row.messages_by_priority ?? {}).length
+      "Ready by priority",
+      Object.keys(row.messages_by_priority ?? {}).length > 1
         ? html`<${Arguments} of=${row.messages_by_priority} />`
         : undefined,
     ],

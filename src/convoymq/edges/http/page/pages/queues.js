@@ -26,7 +26,7 @@ export const Features = ({
 export function Members({ of }) {
   const members = of.members ?? [];
   const online = new Set(of.online ?? []);
-  if (!members.length) return null;
+  if (!members.length) return html`<span class="quiet-zero">–</span>`;
   return html`<span class="members" title=${members.map((each) => `${each}: ${online.has(each) ? "online" : "offline"}`).join("\n")}><span aria-hidden="true">${members.map((each) => html`<span key=${each} class=${online.has(each) ? "up" : "down"}>${online.has(each) ? "●" : "○"}</span>`)}</span> ${online.size}/${members.length}</span>`;
 }
 
@@ -56,23 +56,21 @@ export const QUEUE_COLUMNS = [
   },
   {
     id: "scheduled",
-    wide: true,
     label: "Sched.",
     num: true,
     opt: true,
     sort: "messages_delayed",
     title: "Waiting for their time",
-    cell: (row) => (row.messages_delayed === undefined ? "" : number(row.messages_delayed)),
+    cell: (row) => (row.messages_delayed === undefined ? "–" : number(row.messages_delayed)),
   },
   {
     id: "dead",
-    wide: true,
     label: "Dead",
     num: true,
     opt: true,
     sort: "messages_dlx",
     title: "On their way to the dead-letter target",
-    cell: (row) => (row.messages_dlx === undefined ? "" : number(row.messages_dlx)),
+    cell: (row) => (row.messages_dlx === undefined ? "–" : number(row.messages_dlx)),
   },
   {
     id: "in",
@@ -109,8 +107,8 @@ export const QUEUE_COLUMNS = [
     id: "leader",
     label: "Leader",
     sort: "node",
-    wide: true,
     title: "Leader, master or home",
+    opt: true,
     cell: (row) => html`<${Name} of=${row.leader ?? row.node ?? ""} most=${18} />`,
   },
   {
@@ -122,7 +120,6 @@ export const QUEUE_COLUMNS = [
   },
   {
     id: "size",
-    wide: true,
     label: "Bytes",
     num: true,
     opt: true,
@@ -131,7 +128,6 @@ export const QUEUE_COLUMNS = [
   },
   {
     id: "memory",
-    wide: true,
     label: "Memory",
     num: true,
     opt: true,

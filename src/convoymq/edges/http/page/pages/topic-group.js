@@ -4,7 +4,7 @@ import { count, plain, plural } from "../core/format.js";
 import { ask, confirm } from "../core/forms.js";
 import { to, useGet } from "../core/store.js";
 import { Table } from "../core/table.js";
-import { Badge, Card, Empty, Name, Page, Stat, Waiting, html } from "../core/ui.js";
+import { Badge, Card, ChannelLink, Empty, Name, Page, Stat, Waiting, html } from "../core/ui.js";
 
 export function Group({ vhost, topic, name }) {
   const groups = useGet(at`topics/${vhost}/${topic}/groups`, { every: 3000 });
@@ -102,7 +102,31 @@ export function Group({ vhost, topic, name }) {
         },
       ]} />`;
     }}<//><//>
+    <${Members} vhost=${vhost} queue="${topic}/${name}" />
     <${Parked} vhost=${vhost} topic=${topic} group=${name} />`;
+}
+
+/** The consumers that are members: their own names, which owners in the log do not have. */
+function Members({ vhost, queue }) {
+  const found = useGet(at`consumers/${vhost}`, { every: 5000 });
+  const columns = [
+    { id: "tag", label: "Tag", cell: (each) => html`<${Name} of=${each.consumer_tag} />` },
+    {
+      id: "channel",
+      label: "Channel",
+      cell: (each) =>
+        each.channel_details?.name ? html`<${ChannelLink} of=${each.channel_details} />` : "–",
+    },
+    { id: "node", label: "Node", opt: true, cell: (each) => html`<bdi>${each.channel_details?.node}</bdi>` },
+    { id: "user", label: "User", opt: true, cell: (each) => html`<bdi>${each.channel_details?.user}</bdi>` },
+    {
+      id: "prefetch",
+      label: "Prefetch",
+      num: true,
+      cell: (each) => (each.prefetch_count ? count(each.prefetch_count) : "no limit"),
+    },
+  ];
+  return html`<${Card} title="Members"><${Waiting} of=${found}>${(rows) => html`<${Table} label="Members" columns=${columns} rows=${rows.filter((row) => row.queue?.name === queue)} keyOf=${(each) => `${each.channel_details?.name} ${each.consumer_tag}`} empty="Nobody consumes as this group." />`}<//><//>`;
 }
 
 function Parked({ vhost, topic, group }) {
