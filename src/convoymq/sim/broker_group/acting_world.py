@@ -333,6 +333,8 @@ class ActingWorld(BrokerGroupWorld):
     def _unfinished(self) -> list[str]:
         waiting = [f"{node.name} opens" for node in self.brokers if not node.is_ready]
         waiting = waiting or super()._unfinished()
+        waiting += [f"{n.name} has unsent offsets" for n in self.brokers if n.is_ready
+                    and n.broker.offsets.unsent]  # fmt: skip
         if waiting:
             return waiting
         master = self.replicas[1]
