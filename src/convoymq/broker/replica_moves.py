@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 import structlog
@@ -34,7 +35,7 @@ from convoymq.metadata.placement import siblings
 from convoymq.model.errors import BrokerError
 from convoymq.model.slices import in_slices
 from convoymq.model.tasks import Tasks
-from convoymq.replication.raft.membership import NEVER
+from convoymq.replication.raft.membership import NEVER, Membership
 from convoymq.replication.raft.types import REPLICATE
 from convoymq.routing.queue_types import PlacementKind
 from convoymq.shells.groups.replica import Replica
@@ -57,6 +58,33 @@ class ReplicaMove(NamedTuple):
     group: int
     source: int
     target: int
+
+
+class Step(Enum):
+    """The next step of a move that was begun, as the leader of the queue takes it."""
+
+    COPY = auto()
+    """The target copies the data."""
+    GIVE_VOTE = auto()
+    """The source is the only member with a vote: the target gets one."""
+    AWAIT_VOTE = auto()
+    REMOVE = auto()
+    """The source goes, and the target gets its vote if it has none."""
+
+
+def next_step(members: Membership, *, complete: bool) -> Step:
+    """Returns the next step of the move that the members of a queue show (`stand_in`).
+
+    Args:
+        complete: whether the target has all data.
+    """
+    assert members.stand_in is not None
+    target, source = members.stand_in
+    if members.leaving:
+        return Step.REMOVE if target in members.voters else Step.AWAIT_VOTE
+    if not complete:
+        return Step.COPY
+    return Step.GIVE_VOTE if members.voters == {source} else Step.REMOVE
 
 
 def next_move(
@@ -200,8 +228,7 @@ class ReplicaMoves(GroupOperations):
         if source not in members.nodes:
             return DONE, target in members.voters
         if target in members.voters:
-            # A queue of one member, which the target will lead.
-            return await self._membership.remove_as_leader(replica, source)
+            return DONE, False
         refusal = self._host.member_refusal(group, target)
         if refusal:
             return DONE, False
@@ -209,9 +236,16 @@ class ReplicaMoves(GroupOperations):
         return AGAIN, "the new member copies the data"
 
     async def _go_on(self, replica: Replica, source: int, target: int) -> Answer:
-        if not is_complete(replica, target):
-            return AGAIN, "the new member copies the data"
-        if replica.core.members.voters == {source}:
-            self._host.set_vote(replica.group, target, votes=True)
-            return AGAIN, "the new member gets its vote"
-        return await self._membership.remove_as_leader(replica, source, by=target)
+        members = replica.core.members
+        match next_step(members, complete=is_complete(replica, target)):
+            case Step.COPY:
+                return AGAIN, "the new member copies the data"
+            case Step.GIVE_VOTE:
+                replica.changes.succeed(target, source)
+                self._host.wake()
+                return AGAIN, "the new member gets its vote"
+            case Step.AWAIT_VOTE:
+                return AGAIN, "the new member gets its vote"
+            case Step.REMOVE:
+                by = 0 if target in members.voters else target
+                return await self._membership.remove_as_leader(replica, source, by)

@@ -12,7 +12,7 @@ What holds for every group and queue holds here as well (`invariants`, `referee`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import ClassVar
@@ -320,6 +320,10 @@ class ClusterWorld(GroupWorld):
                     self._open_channel(node, group, bool(mine))
                     return
 
+    def _more_arguments(self, _arguments: Mapping[str, object]) -> Mapping[str, object]:
+        """Returns further arguments of a queue."""
+        return {}
+
     def channel_kind(self, group: int) -> ChannelKind:
         is_stream = isinstance(self.referees[group], StreamReferee)
         return StreamChannel if is_stream else Channel
@@ -350,6 +354,7 @@ class ClusterWorld(GroupWorld):
                 arguments["x-single-active-consumer"] = True
         if self.scheduler.chance(0.5):
             arguments["x-queue-leader-locator"] = "balanced"
+        arguments.update(self._more_arguments(arguments))
         table = Table.of(arguments)
         members = node.placement.members_for(table, node.running_nodes(), CLIENT_LOCAL)
         if len(members) < NODES_LEFT_MIN and self.plan.faults & LOSING:

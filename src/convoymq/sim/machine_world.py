@@ -5,30 +5,33 @@ those of nodes, and of machines: all processes lose their power at one moment, w
 are cut off from the other machines together.
 
 Checked beyond what every cluster checks: a declaration puts no two replicas into one zone while a
-majority of the zones runs. The metadata group never has more voters than it should; a node that
+majority of the zones runs. A move of a replica that was begun ends, and leaves no second member on
+the machine. The metadata group never has more voters than it should; a node that
 gets a vote is the first voter of its zone; in the end every zone has one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import ClassVar
 
-from convoymq.broker.replica_moves import is_complete
+from convoymq.broker.replica_moves import Step, is_complete, next_step
 from convoymq.kernels.entries import ENTRY_MEMBERSHIP, HEADER_SIZE, Entry
 from convoymq.metadata.commands import Command, DeclareQueue
 from convoymq.metadata.members import OwnPlace
 from convoymq.metadata.voters import takes_learners
 from convoymq.model.machines import node_number
 from convoymq.replication.raft.membership import NEVER, Membership, decode_membership
+from convoymq.shells.groups.replica import Replica
 from convoymq.sim.cluster_checker import ClusterChecker
 from convoymq.sim.cluster_node import ClusterNode
 from convoymq.sim.cluster_world import ClusterInjector, ClusterLoad, ClusterWorld
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.faults import Plan, Variation
+from convoymq.sim.group_node import GroupNode
 from convoymq.storage.log import GroupLog
 
 MACHINES = 3
@@ -95,6 +98,7 @@ class MachineWorld(ClusterWorld):
 
     def _make_groups(self) -> None:
         super()._make_groups()
+        self._sizes_rng = self.own_rng(0x51E)
         for process in range(2, PROCESSES + 1):
             for machine in self.founders:
                 number = node_number(machine, process)
@@ -126,6 +130,13 @@ class MachineWorld(ClusterWorld):
     def _make_checker(self, group: int) -> ClusterChecker:
         return VotersChecker(self, group, self.plan.hash_every)
 
+    def may_lose(self, number: int) -> bool:
+        """Returns whether a node may lose its copies. While a vote goes from one node to another, a
+        group of three has two voters, which bear no loss."""
+        leaders = [self.leader_of(group) for group in (0, *self.groups)]
+        voters = [len(found[1].core.members.voters) if found else 0 for found in leaders]
+        return min(voters) >= MACHINES and super().may_lose(number)
+
     def move_replica(self) -> None:
         """Has the leader of a queue take the next step of a move between processes of a machine
         (`broker.replica_moves`), or begin one."""
@@ -136,19 +147,36 @@ class MachineWorld(ClusterWorld):
         node, replica = leading
         members, group = replica.core.members, replica.group
         if members.stand_in is not None:
-            target, source = members.stand_in
-            if source == node.number or not is_complete(replica, target):
-                return
-            done = node.host.replace_member(group, source, target)
-        else:
-            source = rng.choice(sorted(members.voters))
-            place = self.nodes[source].place
-            target = node_number(place.machine, PROCESSES + 1 - place.process)
-            if source == node.number or target in members.nodes:
-                return
-            done = node.host.stand_in(group, target, source)
-        if done:
+            self._move_on(node, replica)
+            return
+        source = rng.choice(sorted(members.voters))
+        place = self.nodes[source].place
+        target = node_number(place.machine, PROCESSES + 1 - place.process)
+        if source == node.number and len(members.voters) > 1:
+            return
+        if target not in members.nodes and node.host.stand_in(group, target, source):
             self.trace.fault("replica_move", "world", f"group {group}: {source} to {target}")
+
+    def _move_on(self, node: GroupNode, replica: Replica) -> None:
+        """Has the leader of a queue take the next step of a move that was begun."""
+        members, group = replica.core.members, replica.group
+        assert members.stand_in is not None
+        target, source = members.stand_in
+        done = False
+        step = next_step(members, complete=is_complete(replica, target))
+        if step is Step.GIVE_VOTE:
+            done = replica.changes.succeed(target, source)
+        elif step is Step.REMOVE and source == node.number:
+            done = node.host.transfer_leadership(group)
+        elif step is Step.REMOVE:
+            done = node.host.replace_member(group, source, 0 if members.leaving else target)
+        if done:
+            self.trace.fault("replica_move", "world", f"group {group}: {source}, {step.name}")
+
+    def _more_arguments(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
+        """Returns the arguments that give each fourth queue one member."""
+        single = self._sizes_rng.random() < 0.25 and arguments["x-queue-type"] == "quorum"
+        return {"x-quorum-initial-group-size": 1} if single else {}
 
     def check_voters(self, leader: int, group: int, members: Membership) -> None:
         """Raises InvariantBroken when a leader has two nodes of a zone vote in a queue, which was
@@ -157,7 +185,7 @@ class MachineWorld(ClusterWorld):
             self._check_seats(leader, members)
             return
         former = self.nodes[leader].host.groups[group].core.members.voters
-        if self._crowded(members.voters) and not self._crowded(former):
+        if self._crowded(members.voters) and not self._crowded(former) and not members.leaving:
             raise InvariantBroken(f"voters of group {group} share a zone: {members}")
 
     def _check_seats(self, leader: int, members: Membership) -> None:
@@ -172,6 +200,10 @@ class MachineWorld(ClusterWorld):
         self._elected = is_right and takes_learners(self.nodes[leader].tree)
 
     def _unsettled(self, group: int) -> list[str]:
+        moving = self.leader_of(group)
+        if moving is not None and moving[1].core.members.stand_in is not None:
+            self._move_on(*moving)
+            return [f"a replica of group {group} moves: {moving[1].core.members}"]
         found = super()._unsettled(group)
         leading = self.leader_of(0)
         if not group and leading is not None:

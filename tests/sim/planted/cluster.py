@@ -64,6 +64,16 @@ def move_with_a_vote() -> None:
     ReplicaHost.stand_in = planted  # type: ignore[method-assign]
 
 
+@plant("a move forgets that a queue's only member leaves", "replica_move", load="machines")
+def only_member_stays() -> None:
+    from convoymq.shells.groups.member_changes import MemberChanges
+
+    def planted(self: Any, node: int, source: int) -> bool:
+        return bool(self.set_vote(node, votes=True))
+
+    MemberChanges.succeed = planted  # type: ignore[method-assign]
+
+
 @plant("the number of a deleted queue is given out again", "none")
 def number_given_out_again() -> None:
     from convoymq.metadata.queues import Queues

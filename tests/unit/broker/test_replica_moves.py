@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.broker.replica_moves import ReplicaMove, ReplicaMoves, next_move
+from convoymq.broker.replica_moves import ReplicaMove, ReplicaMoves, Step, next_move, next_step
 from convoymq.metadata.placement import Place
 from convoymq.model.errors import Unavailable
-from convoymq.replication.raft.membership import NEVER, Learner, Membership
+from convoymq.replication.raft.membership import NEVER, Learner, Membership, decode_membership
 from convoymq.routing.queue_types import PlacementKind
 
 MACHINE = (1, 33, 65)
@@ -67,6 +68,23 @@ def test_a_learner_names_the_member_whose_place_it_takes() -> None:
     assert members.stand_in == (33, 1)
     assert members.without(1).stand_in is None
     assert members.without(33).stand_in is None
+
+
+def test_the_only_member_leaves_behind_the_node_that_takes_its_place() -> None:
+    """Whatever leader and process that plans die: the members say how a move goes on."""
+    moving = Membership(frozenset((1,)), (Learner(33, NEVER + 1),))
+    assert next_step(moving, complete=False) is Step.COPY
+    assert next_step(moving, complete=True) is Step.GIVE_VOTE
+    voting = replace(moving.with_learner(Learner(33, 7)), leaving=1)
+    assert next_step(voting, complete=True) is Step.AWAIT_VOTE
+    both = decode_membership(voting.promoted(33).encode())
+    assert both.voters == {1, 33}
+    assert both.stand_in == (33, 1)
+    assert next_step(both, complete=False) is Step.REMOVE
+    assert both.without(1) == Membership(frozenset((33,)))
+    assert both.without(33) == Membership(frozenset((1,)))
+    several = Membership(frozenset((1, 2, 3)), (Learner(33, NEVER + 1),))
+    assert next_step(several, complete=True) is Step.REMOVE
 
 
 class World:

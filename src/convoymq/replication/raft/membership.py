@@ -1,12 +1,13 @@
 """Membership of a group: voters, and non-voters on their way to become voters.
 
 Encoded form (body of a membership entry): u32 length, then msgpack [voters, [[node, promote at,
-replica number], …]]; the length is there because entry bodies are padded.
+replica number], …]], and a voter that leaves, if there is one; the length is there because entry
+bodies are padded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import msgspec
@@ -37,6 +38,8 @@ class Membership:
 
     voters: frozenset[int]
     learners: tuple[Learner, ...] = ()
+    leaving: int = 0
+    """The only voter of a group that moves, until the other node leads it (ADR 0227); 0: none."""
 
     @property
     def nodes(self) -> frozenset[int]:
@@ -49,7 +52,9 @@ class Membership:
 
     @property
     def stand_in(self) -> tuple[int, int] | None:
-        """Returns a non-voter that is to take another member's place, and that member."""
+        """Returns a member that is to take another member's place, and that member."""
+        if self.leaving in self.voters and len(self.nodes) > 1:
+            return min(self.nodes - {self.leaving}), self.leaving
         for learner in self.learners:
             if learner.promote_at > NEVER and learner.promote_at - NEVER in self.nodes:
                 return learner.node, learner.promote_at - NEVER
@@ -58,18 +63,21 @@ class Membership:
     def with_learner(self, learner: Learner) -> Membership:
         """Returns this membership and one non-voter more."""
         others = tuple(other for other in self.learners if other.node != learner.node)
-        return Membership(self.voters - {learner.node}, (*others, learner))
+        return replace(self, voters=self.voters - {learner.node}, learners=(*others, learner))
 
     def promoted(self, node: int) -> Membership:
         """Returns this membership with that non-voter as a voter."""
         assert self.learner(node) is not None, "only a member is promoted"
         others = tuple(other for other in self.learners if other.node != node)
-        return Membership(self.voters | {node}, others)
+        return replace(self, voters=self.voters | {node}, learners=others)
 
     def without(self, node: int) -> Membership:
         """Returns this membership without that node."""
         others = tuple(other for other in self.learners if other.node != node)
-        return Membership(self.voters - {node}, others)
+        left = Membership(self.voters - {node}, others)
+        # Without another node nothing moves any more.
+        moves = self.leaving in left.voters and len(left.nodes) > 1
+        return replace(left, leaving=self.leaving) if moves else left
 
     def is_single_step_from(self, other: Membership) -> bool:
         """Returns whether the voters differ by at most one: then any two majorities intersect."""
@@ -78,8 +86,15 @@ class Membership:
     def encode(self) -> bytes:
         """Returns the body of a membership entry."""
         learners = [[each.node, each.promote_at, each.replica_number] for each in self.learners]
-        body = msgspec.msgpack.encode([sorted(self.voters), learners])
+        more = [self.leaving] if self.leaving else []
+        body = msgspec.msgpack.encode([sorted(self.voters), learners, *more])
         return len(body).to_bytes(4, "little") + body
+
+
+class _Encoded(msgspec.Struct, array_like=True):
+    voters: list[int]
+    learners: list[tuple[int, int, int]]
+    leaving: int = 0
 
 
 @lru_cache(maxsize=1024)
@@ -92,9 +107,8 @@ def decode_membership(body: bytes) -> Membership:
     if len(body) < 4 or size > len(body) - 4:
         raise SyntaxFault("a membership is cut off")
     try:
-        voters, learners = msgspec.msgpack.decode(
-            body[4 : 4 + size], type=tuple[list[int], list[tuple[int, int, int]]]
-        )
+        found = msgspec.msgpack.decode(body[4 : 4 + size], type=_Encoded)
     except msgspec.DecodeError as error:
         raise SyntaxFault(f"not a membership: {error}") from None
-    return Membership(frozenset(voters), tuple(Learner(*each) for each in learners))
+    learners = tuple(Learner(*each) for each in found.learners)
+    return Membership(frozenset(found.voters), learners, found.leaving)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.entries import ENTRY_MEMBERSHIP, make_entry
@@ -93,6 +94,15 @@ class MemberChanges:
         if node in members.nodes or source not in members.nodes:
             return False
         return self.propose(members.with_learner(Learner(node, NEVER + source)))
+
+    def succeed(self, node: int, source: int) -> bool:
+        """Leader: gives a vote to a learner that is to take the place of the only voter, and
+        records that that one leaves."""
+        members = self.core.members
+        learner = members.learner(node)
+        known = learner.replica_number if learner is not None else 0
+        members = members.with_learner(self.core.changes.new_learner(node, known))
+        return self.propose(replace(members, leaving=source))
 
     def set_vote(self, node: int, *, votes: bool) -> bool:
         """Leader: has a member get a vote once it has caught up, or takes its vote away."""
