@@ -136,9 +136,11 @@ bench-topics: setup ## Ordered topics beside plain streams, and what changes of 
 	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/topics.py
 
-bench-scale: setup ## Processor time a message of one process and of two: docs/scale.md
+bench-scale: setup ## Processor time a message of one process and of two, and what many queues cost: docs/scale.md
 	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/many_queues.py --queues 4000
+	$(BIN)/python benchmarks/many_queues.py --queues 10000 --nodes 1
 
 replication: setup ## Drive queues and broker groups through the same faults: docs/replication.md
 	$(BIN)/python -m benchmarks.replication $(REPLICATION)

@@ -1,8 +1,11 @@
-"""What thousands of quorum queues cost: declaring, listing, draining, starting or losing a node.
+"""What thousands of quorum queues cost: declaring, resting, listing, metrics, emptying the WAL,
+draining, starting or losing a node.
 
-`python benchmarks/many_queues.py --queues 4000` runs three nodes on loopback and prints a figure a
-line. While a phase runs, a probe publishes one message after the other and waits for each confirm:
-its longest wait is how long the phase stopped others. `--phases drain` runs only that one.
+`python benchmarks/many_queues.py --queues 4000` runs three nodes on loopback, `--nodes 1` one node
+with queues of one replica, and prints a figure a line, then a table of those that have an aim
+(docs/scale.md). While a phase runs, a probe publishes one message after the other and waits for
+each confirm: its longest wait is how long the phase stopped others. `--phases drain` runs only that
+one. Processor time is steady on a busy machine; rates and waits are not.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+from rich.console import Console
+from rich.table import Table
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -32,7 +37,26 @@ from convoymq.compiled_modules import build_text
 LED_PROBES = 4
 """Probes of queues that the drained node leads: each meets the change of one leader."""
 POLL_S = 0.02
-PHASES = ("list", "drain", "lose", "stop")
+IDLE_S = 10.0
+WAL_MESSAGES = 5000
+PHASES = ("idle", "list", "metrics", "wal", "drain", "lose", "stop")
+OF_SEVERAL = frozenset(("drain", "lose"))
+"""Phases that need other nodes."""
+SCRAPES = 3
+WAL_FILE_BYTES = 1 << 20
+"""Small files, so that some are emptied."""
+AIMS = {
+    "declare, 8 connections": (1500, "/s at least"),
+    "declare: processor time of nodes a queue": (None, "ms"),
+    "memory a replica": (12, "KB"),
+    "idle: processor of a node": (1, "% of a core"),
+    "metrics: a scrape": (200, "ms"),
+    "wal: longest confirm of others": (20, "ms"),
+    "wal: files behind, at most": (2, ""),
+    "kill: confirms in queues in use": (2, "s"),
+    "start of all: processor time a replica": (0.5, "ms"),
+}
+"""Figure -> its aim (issue 33) and unit; None: there is none."""
 
 
 class Bench:
@@ -50,7 +74,19 @@ class Bench:
         print(f"{name:46s} {value:10.2f} {unit}", flush=True)
 
     def port(self, index: int) -> int:
-        return self.cluster.nodes[index].port
+        return self.cluster.nodes[index % len(self.cluster.nodes)].port
+
+    def resident_kb(self) -> float:
+        """Memory of all nodes."""
+        pages = (
+            int(Path(f"/proc/{node.pid}/statm").read_text().split()[1])
+            for node in self.cluster.nodes
+        )
+        return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 1000
+
+    def replicas(self) -> int:
+        """Replicas of all queues."""
+        return self.queues * len(self.cluster.nodes)
 
     @contextlib.contextmanager
     def phase(self, name: str, probed: int | None = 1) -> Iterator[None]:
@@ -91,6 +127,48 @@ class Bench:
                 thread.join()
         seconds = self.figures["declare, 8 connections: wall"]
         self.note("declare, 8 connections", len(rest) / seconds, "/s")
+        used = self.figures["declare, 8 connections: processor time of nodes"]
+        self.note("declare: processor time of nodes a queue", 1000 * used / len(rest), "ms")
+
+    def idle(self) -> None:
+        """Nobody does anything."""
+        with self.phase("idle", probed=None):
+            time.sleep(IDLE_S)
+        used = self.figures["idle: processor time of nodes"] / len(self.cluster.nodes)
+        self.note("idle: processor of a node", 100 * used / IDLE_S, "% of a core")
+
+    def metrics(self) -> None:
+        """Prometheus reads the metrics of a node, after a first time."""
+        url = f"http://127.0.0.1:{self.cluster.base_port + 31}/metrics"
+        httpx.get(url, timeout=TIMEOUT_S)
+        with self.phase("metrics"):
+            for _ in range(SCRAPES):
+                httpx.get(url, timeout=TIMEOUT_S).raise_for_status()
+        used = self.figures["metrics: processor time of nodes"]
+        self.note("metrics: processor time a scrape", 1000 * used / SCRAPES, "ms")
+        self.note("metrics: a scrape", 1000 * self.figures["metrics: wall"] / SCRAPES, "ms")
+
+    def _wal_files(self) -> int:
+        url = f"http://127.0.0.1:{self.cluster.base_port + 31}/metrics"
+        text = httpx.get(url, timeout=TIMEOUT_S).text
+        return int(text.split("\nrabbitmq_raft_wal_files ", 1)[1].split(None, 1)[0])
+
+    def wal(self) -> None:
+        """Each queue gets a message, then others fill WAL files: what is alive is moved."""
+        most = 0
+        with Client(self.port(0)) as client:
+            for name in self.names:
+                client.publish(name)
+        with self.phase("wal"), Client(self.port(0)) as client:
+            for turn in range(WAL_MESSAGES):
+                client.publish(self.names[turn % len(self.names)])
+                if turn % 500 == 0:
+                    most = max(most, self._wal_files())
+        began = time.monotonic()
+        while self._wal_files() > 1 and time.monotonic() - began < TIMEOUT_S:
+            time.sleep(POLL_S)
+        self.note("wal: files behind, at most", most, "")
+        self.note("wal: emptied after", time.monotonic() - began, "s")
 
     def _declare_some(self, names: list[str]) -> None:
         with Client(self.port(0)) as client:
@@ -99,7 +177,7 @@ class Bench:
 
     def list(self) -> None:
         """The HTTP API's list, whole and by the page, and its overview."""
-        api = f"http://127.0.0.1:{self.cluster.base_port + 22}"
+        api = f"http://127.0.0.1:{self.cluster.base_port + 21 + 1 % len(self.cluster.nodes)}"
         with httpx.Client(base_url=api, auth=("guest", "guest"), timeout=TIMEOUT_S) as http:
             for name, path in (
                 ("list all", "/api/queues"),
@@ -199,10 +277,11 @@ class Bench:
 
     def stop_all(self) -> None:
         """All nodes die at once, and start."""
-        for index in range(3):
+        count = len(self.cluster.nodes)
+        for index in range(count):
             self.cluster.kill(index, signal.SIGKILL)
         began = time.monotonic()
-        for index in range(3):
+        for index in range(count):
             self.cluster.nodes[index].process = self.cluster.spawn(index)
         self._usable(0, self.names[0])
         self.note("start of all: usable", time.monotonic() - began, "s")
@@ -213,24 +292,38 @@ class Bench:
         self.note("start of all: 100 queues confirm", time.monotonic() - began, "s")
         used = sum(cpu_seconds(node.pid) for node in self.cluster.nodes)
         self.note("start of all: processor time", used, "s")
+        self.note("start of all: processor time a replica", 1000 * used / self.replicas(), "ms")
 
     def run(self, phases: list[str]) -> None:
         """The phases, behind the one that declares."""
+        before_kb = self.resident_kb()
         self.declare()
-        for node in self.cluster.nodes:
-            rss = int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * 4096 / 1e6
-            self.note(f"memory of {node.name}", rss, "MB")
+        self.note("memory a replica", (self.resident_kb() - before_kb) / self.replicas(), "KB")
         time.sleep(self.pause_s)
-        steps = (self.list, self.drain, self.lose, self.stop_all)
+        steps = (
+            *(self.idle, self.list, self.metrics, self.wal),
+            *(self.drain, self.lose, self.stop_all),
+        )
         for name, phase in zip(PHASES, steps, strict=True):
-            if name in phases:
+            if name in phases and (len(self.cluster.nodes) > 1 or name not in OF_SEVERAL):
                 phase()
+
+    def show_aims(self) -> None:
+        """Prints the figures that have an aim."""
+        table = Table("figure", "result", "aim", title=build_text())
+        for name, (aim, unit) in AIMS.items():
+            if name in self.figures:
+                table.add_row(
+                    name, f"{self.figures[name]:g}", f"{'' if aim is None else aim} {unit}"
+                )
+        Console().print(table)
 
 
 def main() -> None:
     """Runs the phases once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--queues", type=int, default=4000)
+    parser.add_argument("--nodes", type=int, choices=(1, 3), default=3)
     parser.add_argument("--base-port", type=int, default=5800)
     parser.add_argument("--pause", type=float, default=3.0, help="seconds of rest after a phase")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
@@ -240,11 +333,14 @@ def main() -> None:
         f"{options.queues} queues, load {os.getloadavg()[0]:.1f} at the start, {build_text()}",
         flush=True,
     )
-    with ConvoyCluster(base_port=options.base_port) as cluster:
+    settings = {"raft.wal_max_size_bytes": str(WAL_FILE_BYTES)}
+    count, base_port = options.nodes, options.base_port
+    with ConvoyCluster(base_port=base_port, count=count, settings=settings) as cluster:
         cluster.start()
         bench = Bench(cluster, options.queues, options.pause)
         try:
             bench.run(options.phases)
+            bench.show_aims()
         except BaseException:
             for node in cluster.nodes:
                 print(cluster.log_tail(node, 5), file=sys.stderr)
