@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import struct
 import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,12 +15,17 @@ from urllib.parse import urlsplit
 import pika  # type: ignore[import-untyped]
 import pytest
 from benchmarks.systems import connect
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from convoymq.cli.cluster import offsets
+from convoymq.client import Client, ClientConfig
+from convoymq.client.rows import texts_of
+from convoymq.client.topic_consumer import TopicConsumer, TopicDelivery
 from convoymq.edges.amqp10.performatives import Transfer
+from convoymq.kernels.column_frame import build_frame
+from convoymq.kernels.columns import HEADERS, VALUE
 from convoymq.messages.amqp10.values import Described, ULong, encode
 from tests.clusters import RunningCluster, serving_cluster
+from tests.collector import CONTEXT, PARENT, TRACE, Collector
 from tests.interop.amqp10.frame_client import OUT, FrameClient, message
 from tests.interop.helpers import Inbox, eventually
 from tests.patience import PATIENCE_S
@@ -29,51 +33,7 @@ from tests.ports import cluster_ports
 from tests.provocation import Observed
 
 HTTP, METRICS = 0, 1
-TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-PARENT = "00f067aa0ba902b7"
-CONTEXT = f"00-{TRACE}-{PARENT}-01"
 LATER = "00-4bf92f3577b34da6f3ce929d0e0e4736-00f067aa0ba902b7-01"
-
-
-class Collector:
-    """Takes spans by OTLP."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Any]] = []
-        """Node and span."""
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                assert self.headers["Content-Encoding"] == "gzip"
-                collector.take(self.path, self.headers.get("x-token"), gzip.decompress(body))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def take(self, path: str, token: str | None, body: bytes) -> None:
-        """Keeps the spans of a request."""
-        assert (path, token) == ("/v1/traces", "secret")
-        for group in ExportTraceServiceRequest.FromString(body).resource_spans:
-            about = {each.key: each.value.string_value for each in group.resource.attributes}
-            for scope in group.scope_spans:
-                self.spans += [(about["service.instance.id"], span) for span in scope.spans]
-
-    def named(self, name: str) -> list[tuple[str, Any]]:
-        """Returns the spans of a name."""
-        return [each for each in self.spans if each[1].name == name]
-
-    def close(self) -> None:
-        """Ends the server."""
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +46,7 @@ def collector() -> Iterator[Collector]:
 def cluster(
     collector: Collector, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningCluster]:
-    settings = {
-        "otlp.endpoint": f"http://127.0.0.1:{collector.port}/v1/traces",
-        "otlp.headers": "x-token=secret",
-        "otlp.interval": "50",
-        "otlp.sampling": "0.9",
-    }
+    settings = collector.settings | {"otlp.sampling": "0.9"}
     directory: Path = tmp_path_factory.mktemp("spans")
     port = cluster_ports(__name__)
     with serving_cluster(directory, port, settings):
@@ -99,13 +54,15 @@ def cluster(
         yield RunningCluster("convoy", uris)
 
 
-def ask(cluster: RunningCluster, place: int, path: str, body: object = None) -> str:
+def ask(
+    cluster: RunningCluster, place: int, path: str, body: object = None, method: str = "POST"
+) -> str:
     """Asks the first node: a port by its place in `offsets`."""
     base = urlsplit(cluster.uris[0]).port or 0
     request = urllib.request.Request(
         f"http://127.0.0.1:{base + offsets(base)[place]}/{path}",
         data=None if body is None else json.dumps(body).encode(),
-        method="GET" if body is None else "POST",
+        method="GET" if body is None else method,
         headers={"authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
     )
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
@@ -119,6 +76,25 @@ def declare(cluster: RunningCluster, name: str) -> None:
 
 def carrying(context: str) -> pika.BasicProperties:
     return pika.BasicProperties(headers={"traceparent": context, "tracestate": "rojo=1"})
+
+
+def rows(values: list[bytes]) -> bytes:
+    """Rows that have the context as a header."""
+    count = len(values)
+    counts = struct.pack(f"<{count + 1}i", *range(count + 1))
+    names, contexts = texts_of([b"traceparent"] * count), texts_of([CONTEXT.encode()] * count)
+    buffers = [*texts_of(values), b"", counts, *names[1:], *contexts]
+    return build_frame(VALUE | HEADERS, count, 0, count, buffers)
+
+
+def client_of(cluster: RunningCluster, node: int = 0) -> Client:
+    """A client of the columnar protocol."""
+    address = f"127.0.0.1:{urlsplit(cluster.uris[node]).port}"
+    return Client(ClientConfig((address,), spread=False, timeout=PATIENCE_S))
+
+
+def protocols(collector: Collector) -> set[str]:
+    return {attributes_of(span)["network.protocol.name"] for _, span in collector.spans}
 
 
 def attributes_of(span: Any) -> dict[str, str]:
@@ -205,3 +181,52 @@ def test_messages_of_amqp_10_have_spans(cluster: RunningCluster, collector: Coll
     assert {span.name for _, span in collector.spans} == names
     versions = {attributes_of(span)["network.protocol.version"] for _, span in collector.spans}
     assert versions == {"1.0"}
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_rows_have_spans(cluster: RunningCluster, collector: Collector, local: bool) -> None:
+    collector.spans.clear()
+    stream = f"spans.rows.{local}"
+    with closing(connect(cluster.uris[0])) as connection:
+        arguments = {"x-queue-type": "stream"}
+        connection.channel().queue_declare(stream, durable=True, arguments=arguments)
+    with client_of(cluster) as client, client_of(cluster, 2) as reader:
+        client.produce(rows([b"a", b"b"]), stream=stream)
+        eventually(lambda: len(collector.named("publish amq.default")) == 2)
+        assert reader.fetch(stream, 0, end=2, wait_ms=5000, local=local).frame.rows == 2
+        eventually(lambda: len(collector.named(f"deliver {stream}")) == 2)
+    assert protocols(collector) == {"columnar"}
+    assert {span.parent_span_id.hex() for _, span in collector.spans} == {PARENT}
+    (publisher, publish), *_ = collector.named("publish amq.default")
+    assert publisher != collector.named(f"deliver {stream}")[0][0]
+    assert attributes_of(publish)["messaging.rabbitmq.destination.routing_key"] == stream
+    assert not publish.status.code
+
+
+def test_messages_of_a_group_are_settled(cluster: RunningCluster, collector: Collector) -> None:
+    topic, group = "spans.topic", "spans.topic/g"
+    ask(cluster, HTTP, f"api/topics/%2F/{topic}", {"partitions": 1}, method="PUT")
+    collector.spans.clear()
+    with closing(connect(cluster.uris[0])) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for body in (b"good", b"bad"):
+            channel.basic_publish(topic, body.decode(), body, carrying(CONTEXT))
+
+    def handle(ctx: TopicDelivery) -> None:
+        if ctx.body == b"bad":
+            raise ValueError("bad")
+
+    with client_of(cluster, 1) as client:
+        consumer = TopicConsumer(client, topic, "g", retries=0)
+        thread = threading.Thread(target=consumer.run, args=(handle,), daemon=True)
+        thread.start()
+        eventually(lambda: len(collector.named(f"settle {group}")) >= 2)
+        consumer.close()
+        thread.join(PATIENCE_S)
+    outcomes = {
+        attributes_of(span)["convoymq.outcome"] for _, span in collector.named(f"settle {group}")
+    }
+    assert outcomes == {"accepted", "failed"}
+    delivered = {span.span_id for _, span in collector.named(f"deliver {group}")}
+    assert {span.parent_span_id for _, span in collector.named(f"settle {group}")} <= delivered

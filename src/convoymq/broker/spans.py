@@ -41,8 +41,8 @@ class SpanKind(NamedTuple):
     """`publish`, `deliver` or `settle`."""
     destination: str
     vhost: str
-    version: str
-    """Version of AMQP; "" = another protocol."""
+    protocol: str
+    """Name and version, such as `amqp 1.0`."""
     outcome: str = ""
 
 
@@ -201,6 +201,7 @@ def _template_of(kind: SpanKind) -> Span:
 
     made = Span(name=f"{kind.operation} {kind.destination or 'amq.default'}")
     made.kind = Span.SPAN_KIND_PRODUCER if kind.operation == "deliver" else Span.SPAN_KIND_SERVER
+    protocol, _, version = kind.protocol.partition(" ")
     attributes = {
         "messaging.system": "convoymq",
         "messaging.operation.name": kind.operation,
@@ -208,8 +209,8 @@ def _template_of(kind: SpanKind) -> Span:
         "messaging.destination.name": kind.destination or "amq.default",
         "convoymq.vhost": kind.vhost,
         "convoymq.outcome": kind.outcome,
-        "network.protocol.name": "amqp" if kind.version else "http",
-        "network.protocol.version": kind.version,
+        "network.protocol.name": protocol,
+        "network.protocol.version": version,
     }
     for key, text in attributes.items():
         if text:

@@ -34,7 +34,7 @@ class QueueStreams(ClientEvents):
         self.queue_session = broker.new_session()
         """Number by which queues know the streams that are opened now."""
         self.clients: dict[Queue, QueueClient] = {}
-        self.spans = StreamSpans.of(broker.spans, connection.vhost, self.VERSION)
+        self.spans = StreamSpans.of(broker.spans, connection.vhost, f"amqp {self.VERSION}")
         """Gets sampled messages; None: nobody does."""
         self._broker = broker
         self._owner = connection

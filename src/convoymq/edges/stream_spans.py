@@ -1,4 +1,4 @@
-"""Spans of the sampled messages that pass one channel or session (docs/adr/0228-spans-by-otlp.md).
+"""Spans of the sampled messages that pass one channel, session or request (ADR 0228, ADR 0229).
 
 `publish` and `deliver` are children of the context that a message carries. `settle` is a child of
 its delivery: from there to the consumer's answer.
@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from convoymq.broker.spans import SpanKind, SpanRow, Spans, new_span_id
 from convoymq.kernels.channel_codec import DISCARD, RETURN, RETURN_FAILED, SETTLE
-from convoymq.kernels.trace_contexts import find_context, find_contexts
+from convoymq.kernels.trace_contexts import find_context, find_contexts, find_produced
 from convoymq.queues.interface import Delivery, QueueClient
 
+COLUMNAR = "columnar"
+"""Name of the columnar protocol in spans."""
 OPEN_MAX = 1024
 """Spans of a channel that wait for an outcome, of publishes and of deliveries; later ones end at
 once, or are not begun."""
@@ -22,6 +24,10 @@ OUTCOMES = {SETTLE: "accepted", RETURN: "returned", RETURN_FAILED: "failed", DIS
 
 Context = tuple[bytes, bytes]
 """traceparent and tracestate."""
+Records = tuple[bytes, int, int, int]
+"""Records of an ENQUEUE command: (data, offset of the command, first, count)."""
+Source = tuple[object, ...]
+"""Numbers deliveries: a client and a consumer, or a partition of a consumer group."""
 
 
 class _Open(NamedTuple):
@@ -38,28 +44,28 @@ class StreamSpans:
     """See the module text.
 
     Args:
-        version: of AMQP.
+        protocol: name and version.
     """
 
-    def __init__(self, spans: Spans, vhost: str, version: str) -> None:
+    def __init__(self, spans: Spans, vhost: str, protocol: str) -> None:
         self.below = spans.below
         self._spans = spans
         self._vhost = vhost
-        self._version = version
+        self._protocol = protocol
         self._publishes: dict[int, _Open] = {}
-        self._deliveries: dict[tuple[int, int], dict[int, _Open]] = {}
-        """(Client, consumer) -> message id -> span of the settlement."""
+        self._deliveries: dict[Source, dict[int, _Open]] = {}
+        """Source -> message id -> span of the settlement."""
         self._count = 0
 
     @classmethod
-    def of(cls, spans: Spans | None, vhost: str, version: str) -> StreamSpans | None:
+    def of(cls, spans: Spans | None, vhost: str, protocol: str) -> StreamSpans | None:
         """Returns the spans of a channel, session or request; None: there are none here."""
-        return None if spans is None else cls(spans, vhost, version)
+        return None if spans is None else cls(spans, vhost, protocol)
 
     def published(self, names: bytes, context: Context, tag: int) -> None:
         """A message has come. `tag`: its outcome is told by it; 0 = nobody waits."""
         exchange = names[1 : 1 + names[0]]
-        kind = SpanKind("publish", exchange.decode("utf-8", "replace"), self._vhost, self._version)
+        kind = SpanKind("publish", exchange.decode("utf-8", "replace"), self._vhost, self._protocol)
         key = names[2 + len(exchange) :]
         opened = _Open(kind, context, bytes.fromhex(context[0][36:52].decode()), _now_ns(), key)
         if tag and len(self._publishes) < OPEN_MAX:
@@ -73,6 +79,11 @@ class StreamSpans:
         if context is not None:
             self.published(names, context, tag)
 
+    def produced(self, body: bytes, count: int, position: int) -> None:
+        """Rows of a request have come, as `find_produced` reads them: `confirmed` ends them."""
+        for names, context in find_produced(body, count, position, self.below):
+            self.published(names, context, 1 + len(self._publishes))
+
     def confirmed(self, awaits: Callable[[int], bool], *, accepted: bool) -> None:
         """Ends spans of publishes that no queue has to tell an outcome of any more."""
         if not self._publishes:
@@ -83,20 +94,28 @@ class StreamSpans:
     def delivered(self, client: QueueClient, delivery: Delivery, *, settles: bool) -> None:
         """Messages are in the output of the connection. `settles`: the client will."""
         _, first_id, block, command, first, count, *_ = delivery
-        queue = client.queue.name
-        for place, context in find_contexts(block, command, first, count, self.below):
-            kind = SpanKind("deliver", queue, self._vhost, self._version)
+        source = (id(client), delivery.consumer) if settles else None
+        self.sent(client.queue.name, source, first_id, (block, command, first, count))
+
+    def sent(self, queue: str, source: Source | None, first_id: int, records: Records) -> None:
+        """Messages of a queue are on their way. `source`: numbers those that will be settled."""
+        for place, context in find_contexts(*records, self.below):
+            kind = SpanKind("deliver", queue, self._vhost, self._protocol)
             parent = bytes.fromhex(context[0][36:52].decode())
             span_id = self._end(_Open(kind, context, parent, _now_ns()))
-            if settles and self._count < OPEN_MAX:
-                waiting = self._deliveries.setdefault((id(client), delivery.consumer), {})
+            if source is not None and self._count < OPEN_MAX:
+                waiting = self._deliveries.setdefault(source, {})
                 kind = kind._replace(operation="settle")
+                self._count += first_id + place not in waiting
                 waiting[first_id + place] = _Open(kind, context, span_id, _now_ns())
-                self._count += 1
 
     def settled(self, client: object, consumer: int, ranges: Sequence[int], outcome: int) -> None:
         """A consumer has settled message ids, by ranges."""
-        waiting = self._deliveries.get((id(client), consumer)) if self._count else None
+        self.settled_of((id(client), consumer), ranges, outcome)
+
+    def settled_of(self, source: Source, ranges: Sequence[int], outcome: int) -> None:
+        """Message ids of a source are settled, by ranges."""
+        waiting = self._deliveries.get(source) if self._count else None
         if not waiting:
             return
         for first, last in zip(ranges[::2], ranges[1::2], strict=True):

@@ -25,6 +25,7 @@ from cython.cimports.convoymq.kernels.content import (
     next_field,
 )
 from cython.cimports.convoymq.kernels.delivery_encoder import memmem
+from cython.cimports.convoymq.kernels.layout import COMMAND_HEADER_SIZE
 from cython.cimports.libc import string
 
 PARENT_BYTES = 55
@@ -86,7 +87,7 @@ def context_of(p: cython.p_uchar, n: cython.Py_ssize_t, below: bytes):
         return None
     size: cython.Py_ssize_t = find_fields(p, n, cython.address(place))
     p += place
-    if size <= 0 or memmem(p, size, bytes_pointer(_NAME), 12) == cython.NULL:
+    if size <= 0:
         return None
     field: Field
     parent: cython.p_uchar = cython.NULL
@@ -113,6 +114,15 @@ def context_of(p: cython.p_uchar, n: cython.Py_ssize_t, below: bytes):
     return copy_bytes(parent, _PARENT), copy_bytes(state, state_size) if state_size else b""
 
 
+@cython.cfunc
+def _context_in(record: cython.p_uchar, length: cython.Py_ssize_t, below: bytes):
+    size: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = find_header(record, length, cython.address(size))
+    if at < 0 or load16(record + at + HEADER_FLAGS) & HAS_HEADERS == 0:
+        return None
+    return context_of(record + at, size, below)
+
+
 def find_context(content: bytes, below: bytes):
     n: cython.Py_ssize_t = len(content)
     p: cython.p_uchar = bytes_pointer(content)
@@ -134,18 +144,40 @@ def find_contexts(
     p: cython.p_uchar = bytes_pointer(data)
     records: Records
     open_records(p, len(data), command, first, count, cython.address(records))
-    record: cython.p_uchar
     length: cython.Py_ssize_t = 0
-    size: cython.Py_ssize_t = 0
-    at: cython.Py_ssize_t
     i: cython.Py_ssize_t
     found: list = []
     for i in range(count):
-        record = record_at(cython.address(records), first + i, cython.address(length))
-        at = find_header(record, length, cython.address(size))
-        if at < 0 or load16(record + at + HEADER_FLAGS) & HAS_HEADERS == 0:
-            continue
-        context = context_of(record + at, size, below)
+        record: cython.p_uchar = record_at(
+            cython.address(records), first + i, cython.address(length)
+        )
+        context = _context_in(record, length, below)
         if context is not None:
             found.append((i, context))
+    return found
+
+
+def find_produced(body: bytes, count: cython.Py_ssize_t, position: cython.Py_ssize_t, below: bytes):
+    p: cython.p_uchar = bytes_pointer(body)
+    n: cython.Py_ssize_t = len(body)
+    table: cython.Py_ssize_t = position - COMMAND_HEADER_SIZE
+    if count < 0 or table < 0 or table > n or count >= (n - table) // 4:
+        raise ValueError("records lie outside their command")
+    found: list = []
+    if memmem(p, n, bytes_pointer(_NAME), 12) == cython.NULL:
+        return found
+    records: Records
+    records.command = p - COMMAND_HEADER_SIZE
+    records.table = p + table
+    records.length = n + COMMAND_HEADER_SIZE
+    length: cython.Py_ssize_t = 0
+    i: cython.Py_ssize_t
+    for i in range(count):
+        record: cython.p_uchar = record_at(cython.address(records), i, cython.address(length))
+        if record < p:
+            continue
+        context = _context_in(record, length, below)
+        if context is not None:
+            key: cython.Py_ssize_t = 1 + record[0]
+            found.append((copy_bytes(record, key + 1 + record[key]), context))
     return found

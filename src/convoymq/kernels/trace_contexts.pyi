@@ -15,3 +15,10 @@ def find_contexts(
 ) -> list[tuple[int, tuple[bytes, bytes]]]:
     """Returns the contexts of `count` records from `first` on of the ENQUEUE command at byte
     `command`, each behind its place among them. Raises ValueError when these are not in it."""
+
+def find_produced(
+    body: bytes, count: int, position: int, below: bytes
+) -> list[tuple[bytes, tuple[bytes, bytes]]]:
+    """Returns the contexts of the records of an ENQUEUE command without its head, whose offsets lie
+    at `position`, each behind the names of its message (exchange and routing key, as short
+    strings). Raises ValueError when the offsets are not in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 import time
 from typing import Any
@@ -13,8 +14,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from structlog.testing import capture_logs
 
 from convoymq.broker.spans import TEMPLATES_MAX, SpanKind, SpanRow, Spans, bound_of
+from convoymq.client.rows import texts_of
 from convoymq.edges.http.exposition import Text
-from convoymq.kernels.trace_contexts import find_context
+from convoymq.kernels.column_frame import ColumnFrame, build_frame
+from convoymq.kernels.column_records import encode_enqueue
+from convoymq.kernels.columns import HEADERS
+from convoymq.kernels.trace_contexts import find_context, find_produced
 from convoymq.messages.amqp091 import ContentHeader, Properties
 from convoymq.messages.record import with_properties
 from convoymq.model.config import ConfigError, OtlpConfig
@@ -24,7 +29,7 @@ from tests.provocation import Observed
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CONTEXT = f"00-{TRACE}-00f067aa0ba902b7-01"
-KIND = SpanKind("publish", "x", "/", "0.9.1")
+KIND = SpanKind("publish", "x", "/", "amqp 0.9.1")
 
 
 def content_with(headers: dict[str, Any] | None) -> bytes:
@@ -59,6 +64,16 @@ def test_what_is_no_sampled_context_is_none(context: object) -> None:
     assert not found(context)
 
 
+def test_a_name_within_a_value_is_no_context() -> None:
+    """What looks like the field stands in a value before it, or alone."""
+    field = b"\x0btraceparentS" + (55).to_bytes(4, "big")
+    text = (field + CONTEXT.encode()).decode()
+    assert find_context(content_with({"a": text}), bound_of(1)) is None
+    other = (field + CONTEXT[:-1].encode() + b"0").decode()
+    assert find_context(content_with({"a": other, "traceparent": CONTEXT}), bound_of(1))
+    assert find_context(content_with({"a": text, "traceparent": other}), bound_of(1)) is None
+
+
 def test_a_context_comes_with_its_state() -> None:
     below = bound_of(1)
     both = content_with({"tracestate": "a=1", "traceparent": CONTEXT})
@@ -67,6 +82,23 @@ def test_a_context_comes_with_its_state() -> None:
     assert find_context(long, below) == (CONTEXT[:-1].encode() + b"3", b"")
     assert find_context(content_with(None), below) is None
     assert find_context(b"", below) is None
+
+
+@pytest.mark.parametrize("name", [b"", b"x" * 255])
+def test_contexts_of_rows_come_with_the_names_of_their_messages(name: bytes) -> None:
+    counts, below = [0, 0, 1, 3], bound_of(1)
+    headers = [(b"traceparent", CONTEXT.encode()), (b"a", b"b"), (b"traceparent", CONTEXT.encode())]
+    names, values = zip(*headers, strict=True)
+    buffers = [b"", struct.pack("<4i", *counts), *texts_of(names)[1:], *texts_of(values)]
+    columns = ColumnFrame(build_frame(HEADERS, 3, 0, 3, buffers), 1 << 20)
+    body, rows, position = encode_enqueue(columns, 0, 3, name, b"key")
+    expected = bytes((len(name),)) + name + b"\x03key"
+    context = CONTEXT.encode(), b""
+    assert find_produced(body, rows, position, below) == [(expected, context)] * 2
+    assert find_produced(body, rows, position, bound_of(0)) == []
+    for wrong in (position + 4, 0, len(body) + 64):
+        with pytest.raises(ValueError, match="outside their command"):
+            find_produced(body, len(body), wrong, below)
 
 
 @given(low=st.integers(1, (1 << 64) - 1), ratio=st.floats(0, 1))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from convoymq.edges.columnar.streams import Run
 from convoymq.edges.columnar.turns import Slice
+from convoymq.edges.stream_spans import Records
 from convoymq.messages.columns import ColumnWriter
+
+Taken: TypeAlias = "Callable[[int, Records], None]"
 
 FIRST_STEP_ROWS = 16
 STEP_ROWS_MAX = 512
@@ -18,16 +22,24 @@ class Rows:
 
     Args:
         step_bytes: about so much is copied between two looks at the clock.
+        taken: gets the rows that are appended: number of the first, and where they lie.
     """
 
     def __init__(
-        self, time: Slice, columns: int, max_rows: int, max_bytes: int, step_bytes: int
+        self,
+        time: Slice,
+        columns: int,
+        max_rows: int,
+        max_bytes: int,
+        step_bytes: int,
+        taken: Taken | None = None,
     ) -> None:
         self._time = time
         self._writer: ColumnWriter | None = ColumnWriter(columns, max_rows, max_bytes)
         self._count = 0
         self._max_bytes = max_bytes
         self._step_bytes = step_bytes
+        self._taken = taken
 
     @property
     def count(self) -> int:
@@ -63,6 +75,8 @@ class Rows:
                 got = writer.append(
                     block, command, first + done, step, base + done, time_ms, *tries
                 )
+                if got and self._taken is not None:
+                    self._taken(base + done, (block, command, first + done, got))
                 done += got
                 taken += got
                 self._count += got

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from convoymq.edges.columnar.errors import as_error
 from convoymq.edges.columnar.fields import Produce, read
 from convoymq.edges.columnar.turns import Slice
+from convoymq.edges.stream_spans import COLUMNAR, StreamSpans
 from convoymq.kernels.batch import CMD_ENQUEUE, CMD_PRODUCER
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
@@ -82,7 +83,8 @@ class Command(NamedTuple):
 class _Batch:
     """One request: how many commands are not yet safe, and what became of the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: StreamSpans | None) -> None:
+        self.spans = spans
         self.waiting = 0
         self.appended = False
         self.whole = False
@@ -96,6 +98,12 @@ class _Batch:
         self.duplicates += duplicates
         self.error = self.error or error
         self.check()
+
+    def end_spans(self) -> None:
+        """The request is answered."""
+        if self.spans is not None:
+            safe = self.whole and not self.waiting and self.error is None
+            self.spans.confirmed(lambda _: False, accepted=safe)
 
     def check(self) -> None:
         """Ends the wait when the last answer is here, or one that decides."""
@@ -145,7 +153,8 @@ class Producing(NullEvents):
                 ErrorCode.PRECONDITION_FAILED,
                 f"a request of producer {name!r} is under way; its sequences must rise",
             )
-        batch = _Batch()
+        spans = StreamSpans.of(self._broker.spans, self._connection.vhost, COLUMNAR)
+        batch = _Batch(spans)
         if name is not None:
             self._producers.add(name)
         try:
@@ -159,6 +168,7 @@ class Producing(NullEvents):
             told.details["maybe"] = True
             raise told from error
         finally:
+            batch.end_spans()
             if name is not None:
                 self._producers.discard(name)
         self._edge.messages.confirmed += rows
@@ -185,6 +195,9 @@ class Producing(NullEvents):
         segments, routes = await self._route(request, columns)
         unroutable = _unrouted(routes)
         commands = await self._encode(columns, segments)
+        if batch.spans is not None:
+            for command in commands:
+                batch.spans.produced(command.body, command.rows, command.position)
         rows = int(columns.rows)
         messages = self._edge.messages
         messages.published_confirm += rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -32,6 +33,7 @@ from convoymq.edges.columnar.streams import Run, Stream
 from convoymq.edges.columnar.topic_producing import TopicProducing
 from convoymq.edges.columnar.topic_routes import TopicRoutes
 from convoymq.edges.columnar.turns import Slice
+from convoymq.edges.stream_spans import COLUMNAR, StreamSpans
 from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
 from convoymq.model.errors import (
     AccessRefused,
@@ -84,6 +86,7 @@ class Requests:
         self._edge = connection.edge
         self._broker = connection.broker
         self._settings = connection.edge.settings
+        self.spans = StreamSpans.of(self._broker.spans, connection.vhost, COLUMNAR)
         self._producing = Producing(connection)
         routes = TopicRoutes(connection)
         self._topic_producing = TopicProducing(connection, self._producing, routes)
@@ -139,6 +142,8 @@ class Requests:
         self._topic_producing.close()
         if self._members is not None:
             self._members.close()
+        if self.spans is not None:
+            self.spans.close()
 
     async def _ask_members(self, frame: Frame) -> dict[str, object] | None:
         if self._members is None:
@@ -146,7 +151,7 @@ class Requests:
             import_late("convoymq.edges.columnar.topic_members")
             from convoymq.edges.columnar.topic_members import TopicMembers
 
-            self._members = TopicMembers(self._connection)
+            self._members = TopicMembers(self._connection, self.spans)
         return await self._members.handlers[frame.op](frame)
 
     # --- queues ----------------------------------------------------------------------------
@@ -311,13 +316,16 @@ class Requests:
             return min(settings.answer_max, settings.answer_bytes_beside)
         return settings.answer_max
 
-    def _rows(self, columns: int, max_rows: int, max_bytes: int) -> Rows:
+    def _rows(self, columns: int, max_rows: int, max_bytes: int, queue: str = "") -> Rows:
+        """Returns an empty answer; `queue`: its rows are deliveries of that one."""
+        spans = self.spans if queue else None
         return Rows(
             Slice(self._edge.turns),
             columns,
             max_rows,
             min(max_bytes, self._answer_bytes()),
             self._settings.step_bytes,
+            None if spans is None else partial(spans.sent, queue, None),
         )
 
     async def _fetch(self, frame: Frame) -> None:
@@ -333,7 +341,9 @@ class Requests:
             # many requests may wait, and none shall hold rows meanwhile.
             async with self._limit(max(wait_ms, BEHIND_WAIT_MS)):
                 await stream.fetch_chunks(request.offset, request.end, 1, 1, wait_ms)
-        if request.machine and request.machine == self._edge.machine:
+        # What a client reads from files itself, this node does not see.
+        sees_all = self.spans is not None
+        if request.machine and request.machine == self._edge.machine and not sees_all:
             descriptor = stream.read_descriptor(request.offset, request.end)
             if descriptor is not None:
                 first, high = stream.bounds()
@@ -343,7 +353,7 @@ class Requests:
                 self._edge.counters.read_descriptors += 1
                 return
         async with self._connection.output():
-            rows = self._rows(request.columns, request.max_rows, request.max_bytes)
+            rows = self._rows(request.columns, request.max_rows, request.max_bytes, request.stream)
             at = request.offset
             # A portion from another node costs a round trip.
             portion = self._settings.pull_bytes if here else self._settings.answer_max
@@ -367,7 +377,7 @@ class Requests:
         request = read(ReservationFetch, frame.map)
         queue = self._queue(request.queue)
         async with self._connection.output():
-            rows = self._rows(request.columns, request.max_rows, request.max_bytes)
+            rows = self._rows(request.columns, request.max_rows, request.max_bytes, request.queue)
             at = request.offset
             first = None
             while True:

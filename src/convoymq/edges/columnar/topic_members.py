@@ -29,6 +29,8 @@ from convoymq.edges.columnar.member_fields import (
     Start,
 )
 from convoymq.edges.columnar.turns import Slice
+from convoymq.edges.stream_spans import StreamSpans
+from convoymq.kernels.channel_codec import RETURN_FAILED, SETTLE
 from convoymq.model.columnar import Frame, Op
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 from convoymq.streamlog.reader import Run
@@ -85,8 +87,9 @@ class Waiter:
 class TopicMembers:
     """Requests of one connection's members."""
 
-    def __init__(self, connection: FetchConnection) -> None:
+    def __init__(self, connection: FetchConnection, spans: StreamSpans | None) -> None:
         self._connection = connection
+        self._spans = spans
         self._broker = connection.broker
         self._settings = connection.edge.settings
         self._waiters: dict[str, Waiter] = {}
@@ -232,13 +235,13 @@ class TopicMembers:
             if heads:
                 # Messages come with the next answer.
                 runs: Sequence[Run] = [_run_of(head) for head in heads]
-                rows = self._rows(request.columns, len(runs), self._settings.frame_max // 2)
+                rows = self._rows(request, len(runs), self._settings.frame_max // 2)
                 got = await rows.add(runs)
                 start = found.runs[0].offset if found.runs else found.next_offset
                 answer["next"] = start if request.offset < 0 else request.offset
             else:
                 runs = found.runs
-                rows = self._rows(request.columns, request.max_rows, request.max_bytes)
+                rows = self._rows(request, request.max_rows, request.max_bytes)
                 got = await rows.add(runs)
                 answer["next"] = _behind(runs, got, found.next_offset)
             if found.view is not None:
@@ -259,10 +262,17 @@ class TopicMembers:
         async with asyncio.timeout(self._settings.request_timeout_s + request.wait_ms / 1000):
             return await awaited(partial(queue.fetch, request))
 
-    def _rows(self, columns: int, max_rows: int, max_bytes: int) -> Rows:
-        edge = self._connection.edge
-        size = min(max_bytes, edge.settings.frame_max // 2)
-        return Rows(Slice(edge.turns), columns, max_rows, size, edge.settings.step_bytes)
+    def _rows(self, request: GroupFetch | GroupSettle, max_rows: int, max_bytes: int) -> Rows:
+        edge, spans = self._connection.edge, self._spans
+        size, step = min(max_bytes, edge.settings.frame_max // 2), edge.settings.step_bytes
+        taken = None
+        if spans is not None:
+            taken = partial(spans.sent, f"{request.topic}/{request.group}", _source(request))
+        return Rows(Slice(edge.turns), request.columns, max_rows, size, step, taken)
+
+    def _settled(self, request: GroupSettle, ranges: Sequence[int], outcome: int) -> None:
+        if self._spans is not None:
+            self._spans.settled_of(_source(request), ranges, outcome)
 
     async def _settle(self, frame: Frame) -> Answer | None:
         request = read(GroupSettle, frame.map)
@@ -277,8 +287,11 @@ class TopicMembers:
             self._trace(request, record, queue, request.offset, parked=parked)
             done = DoneParked(*lease, request.key, token, request.failed)
             answer = await queue.ask(done, self._settings.request_timeout_s)
+            outcome = RETURN_FAILED if request.failed else SETTLE
         else:
             answer = await self._park(request, record, queue)
+            outcome = RETURN_FAILED
+        self._settled(request, (request.offset, request.offset), outcome)
         if not isinstance(answer, ParkAnswer):
             raise Unavailable(f"partition {request.pid} gave another answer")
         told: Answer = {
@@ -290,7 +303,7 @@ class TopicMembers:
         if answer.head is None:
             return told
         async with self._connection.output():
-            rows = self._rows(request.columns, 1, self._settings.frame_max)
+            rows = self._rows(request, 1, self._settings.frame_max)
             await rows.add([_run_of(answer.head)])
             await self._connection.send_rows(frame, told, await rows.finish(0, ""))
         return None
@@ -306,6 +319,7 @@ class TopicMembers:
         command = AckRanges(*lease, tuple(request.ranges))
         answer = await queue.ask(command, self._settings.request_timeout_s)
         assert isinstance(answer, AckAnswer), answer
+        self._settled(request, request.ranges, SETTLE)
         if answer.drained:
             parts = self._parts
             parts.spawn(parts.tell_drained(self._name(request), request.pid, request.group_epoch))
@@ -374,6 +388,11 @@ class TopicMembers:
             trace.handed_out(
                 *lease, low, high - low, 0, parked, one_of_key=one_of_key, at_settling=True
             )
+
+
+def _source(request: GroupFetch | GroupSettle) -> tuple[str, str, int]:
+    """Returns what numbers messages of a partition for a group."""
+    return request.topic, request.group, request.pid
 
 
 def _start(start: Start) -> Position:

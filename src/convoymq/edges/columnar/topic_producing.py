@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from convoymq.edges.columnar.fields import TopicProduce, TopicProducerSession, read
 from convoymq.edges.columnar.producing import records_of
 from convoymq.edges.columnar.turns import Slice
+from convoymq.edges.stream_spans import COLUMNAR, StreamSpans
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
 from convoymq.kernels.columns import ROUTING_KEY
@@ -108,8 +109,12 @@ class TopicProducing(NullEvents):
             if queue is None or record.state.is_end_unknown(request.pid):
                 return _answer([_absent(record, request.pid, len(runs))])
             portions = await self._encode(record, queue, columns, runs)
+            spans = StreamSpans.of(self._broker.spans, record.vhost, COLUMNAR)
+            if spans is not None:
+                for portion in portions:
+                    spans.produced(portion.body, portion.rows, portion.position)
             waiting = [await self._append(place, queue, request, portion) for portion in portions]
-        return await self._answered(waiting)
+        return await self._answered(waiting, spans)
 
     def _writable(self, topic: str) -> TopicRecord:
         """Returns a topic that the user may publish to. Raises AccessRefused, NotFound."""
@@ -244,7 +249,9 @@ class TopicProducing(NullEvents):
         made = self._clients[place] = queue.client(self._broker.new_session(), self)
         return made
 
-    async def _answered(self, waiting: list[asyncio.Future[RunsAnswer]]) -> dict[str, object]:
+    async def _answered(
+        self, waiting: list[asyncio.Future[RunsAnswer]], spans: StreamSpans | None
+    ) -> dict[str, object]:
         """Waits for the outcomes. Raises ColumnarError, with `maybe`."""
         try:
             async with asyncio.timeout(self._edge.settings.request_timeout_s):
@@ -252,8 +259,13 @@ class TopicProducing(NullEvents):
         except (TimeoutError, BrokerError) as error:
             for each in waiting:
                 each.cancel()
+            if spans is not None:
+                spans.close()
             text = error.text if isinstance(error, BrokerError) else "the partition did not answer"
             raise ColumnarError(ErrorCode.UNAVAILABLE, text, {"maybe": True}) from None
+        if spans is not None:
+            codes = {run.code for answer in answers for run in answer.runs}
+            spans.confirmed(lambda _: False, accepted=codes <= {Code.OK, Code.DUPLICATE})
         stored = sum(run.stored for answer in answers for run in answer.runs)
         self._edge.messages.confirmed += stored
         self._edge.counters.rows_in += stored

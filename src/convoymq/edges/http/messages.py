@@ -182,7 +182,7 @@ async def get_messages(
     rows: list[JsonObject] = []
     ids: list[int] = []
     settled = False
-    spans = StreamSpans.of(broker.spans, vhost, "")
+    spans = StreamSpans.of(broker.spans, vhost, "http")
     try:
         for _ in range(min(count, GET_COUNT_MAX)):
             shot.client.get(no_ack=False)
@@ -270,7 +270,7 @@ async def publish(
     counters.dropped_unroutable += not route.queues
     counters.sizes.add(len(body))
     publishing.count_published(counters, vhost, exchange, route.queues)
-    spans = StreamSpans.of(broker.spans, vhost, "")
+    spans = StreamSpans.of(broker.spans, vhost, "http")
     if spans is not None:
         spans.take(*parts, 1)
     refused = any(queue.refuses_publishes for queue in route.queues)

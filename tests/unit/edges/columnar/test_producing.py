@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from convoymq.broker.access import AMQP
+from convoymq.broker.spans import SpanRow, bound_of
 from convoymq.edges.amqp091._spec import Properties
 from convoymq.edges.amqp091.codec import ContentHeader, encode_header
 from convoymq.edges.columnar import producing
@@ -278,6 +279,38 @@ async def test_a_queue_without_leader_is_given_up_in_time(tmp_path: Path) -> Non
         rig.cluster.wake()
         assert result(await peer.ask(Op.PRODUCE, values_frame([b"b"]), queue="q")) == (1, 0, 0)
         assert await rig.count("q") == 2
+
+
+class Rows:
+    """Keeps spans."""
+
+    below = bound_of(1)
+
+    def __init__(self) -> None:
+        self.rows: list[SpanRow] = []
+        self.add = self.rows.append
+
+
+async def test_spans_of_rows_end_with_the_answer(tmp_path: Path) -> None:
+    context = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    ends = struct.pack("<2i", 0, 1)
+    headers = [b"", ends, *texts([b"traceparent"]), b"", *texts([context])]
+    frame = build_frame(VALUE | HEADERS, 1, 0, 0, [b"", *texts([b"a"]), *headers])
+    async with Rig(tmp_path, request_timeout_ms=50) as rig:
+        spans = Rows()
+        rig.broker.spans = spans  # type: ignore[assignment]
+        await rig.queue("q")
+        peer = await rig.client()
+        assert result(await peer.ask(Op.PRODUCE, frame, queue="q")) == (1, 0, 0)
+        rig.cluster.has_leaders = False
+        await peer.refusal(Op.PRODUCE, frame, queue="q")
+        # What is only checked, or refused as a whole, was not published.
+        await peer.ask(Op.CHECK_PRODUCE, frame, queue="q")
+        await peer.refusal(Op.PRODUCE, frame, queue="none")
+        kinds = {(row.kind.operation, row.kind.protocol) for row in spans.rows}
+        assert kinds == {("publish", "columnar")}
+        assert [row.failed for row in spans.rows] == [False, True]
+        assert {row.routing_key for row in spans.rows} == {b"q"}
 
 
 async def test_a_slow_queue_holds_the_publisher_back(rig: Rig, client: Peer) -> None:
