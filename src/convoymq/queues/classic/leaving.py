@@ -17,7 +17,7 @@ comes beyond is lost. What is rejected or expires was in the queue, and needs no
 
 
 _NOTHING: deque[tuple[Run, str]] = deque()
-"""What leaves most queues."""
+"""Runs of the queues that nothing leaves."""
 
 
 class Leaving:

@@ -277,11 +277,9 @@ class QuorumQueue(GroupQueue):
         replica = self._host.replica(self.group)
         if replica is None or replica.is_behind:
             return self._newest() >= version
-        if replica.machine.version >= version:
-            return True
-        # A new queue whose first entries are not applied here: who declared it has waited for the
-        # version, on another node.
-        return self._newest_at_first >= version and replica.last_applied <= FIRST_ENTRIES
+        # Of a new queue the first entries are not applied here: its declaration waited for them.
+        is_new = replica.last_applied <= FIRST_ENTRIES
+        return replica.machine.version >= version or (is_new and self._newest_at_first >= version)
 
     @property
     def serves_delays(self) -> bool:
@@ -791,14 +789,12 @@ class QuorumQueue(GroupQueue):
         replica = self._host.replica(self.group)
         if replica is None:
             return (0, 0)
-        machine: QuorumMachine = replica.machine
-        return (machine.backlog.stored(), machine.consumers.count)
+        return (replica.machine.backlog.stored(), replica.machine.consumers.count)
 
     def info(self) -> Row:
         """Returns the fields that the management API shows, from local knowledge."""
         made = super().info()
         replica = self._host.replica(self.group)
         if replica is not None:
-            machine: QuorumMachine = replica.machine
-            made |= views.info(machine) | self.mover.info(machine.dead_letters)
+            made |= views.info(replica.machine) | self.mover.info(replica.machine.dead_letters)
         return made
