@@ -22,7 +22,7 @@ from tests.page.conftest import CHROMIUM, SIZES, Site
 from tests.page.content import shop
 from tests.page.test_looks import PLACES
 
-SETTLE_S = 75.0
+SETTLE_S = 62.0
 """Until a minute of the course is there."""
 HISTORY_S = 6.0
 """On a page, until it has rates of its own."""
@@ -59,6 +59,7 @@ def look(site: Site, place: str, path: Path, *, whole: bool = False) -> None:
     time.sleep(HISTORY_S)
     site.tab.screenshot(path=str(path), full_page=whole)
     assert not site.faults, site.faults
+    assert not site.tab.locator("main .banner.bad").count(), f"{place} is not shown"
 
 
 def places_of(site: Site) -> dict[str, str]:
