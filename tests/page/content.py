@@ -28,6 +28,7 @@ from tests.clusters import call, serves_policies, wait_http
 from tests.faults.traffic import until
 
 JSON = "application/json"
+STOP_S = 10.0
 COUNTRIES = ("de", "fr", "pl", "it")
 QUEUES: dict[str, dict[str, object]] = {
     "orders": {
@@ -184,9 +185,11 @@ class Clients:
         self.run(name, work)
 
     def stop(self) -> None:
+        """Ends the clients; one that waits for an answer of its node ends with the process."""
         self.ended.set()
+        deadline = time.monotonic() + STOP_S
         for thread in self.threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def work(ports: list[int], ask: Callable[..., Any]) -> Clients:
