@@ -94,6 +94,13 @@ class SimMember:
         """The process stands still, and goes on as if nothing had been."""
         self.paused_until = until
 
+    def change_lanes(self, lanes: int) -> None:
+        """The client has another number of lanes, where it has some."""
+        if self.core.lanes is not None and self.paused_until <= self.world.now:
+            self.core.set_window(lanes, self.world.now)
+            # What is handed out now has a lease now.
+            self._run()
+
     def _is_away(self, call: object, *arguments: object) -> bool:
         """True when nothing happens now; a paused process sees it when it goes on."""
         world = self.world

@@ -146,8 +146,7 @@ class Operations:
             consumer = self.world.scheduler.rng.choice(alive)
             lanes = self.world.draw(1, 5)
             self.world.fault("lanes", f"{consumer.member} {lanes}")
-            if consumer.core.lanes is not None and consumer.paused_until <= self.world.now:
-                consumer.core.set_window(lanes, self.world.now)
+            consumer.change_lanes(lanes)
 
     # Changes
 
