@@ -499,3 +499,26 @@ def test_the_map_of_the_cluster_fits_a_phone(visit: Visit) -> None:
     site.tab.locator("svg.map .map-node").nth(2).wait_for()
     over = "document.querySelector('svg.map').getBoundingClientRect().right - innerWidth"
     assert site.tab.evaluate(over) <= 0
+
+
+def test_the_last_audit_is_shown_with_what_it_could_not_prove(site: Site, ask: Ask) -> None:
+    site.open("#/audit", "Audit")
+    site.see("No proof was reported yet")
+    found = {
+        "at_ms": 1_700_000_000_000, "text": "2 violations", "violations": 2, "proved": False,
+        "rows": 12_345, "queues": ["<b>orders</b> (/)"], "queue_count": 21,
+        "invariants": [
+            {"number": 1, "title": "replicas decide the same", "violations": 0, "unproved": 0},
+            {"number": 4, "title": "publishes keep their order", "violations": 2, "unproved": 7},
+        ],
+    }  # fmt: skip
+    ask("PUT", "global-parameters/convoymq-last-audit", {"value": found})
+    try:
+        site.open("#/queues", "Queues")
+        site.open("#/audit", "Audit")
+        for text in ("2 violations", "12,345 rows of the traces of 21 queues: <b>orders</b> (/) …"):
+            site.see(text)
+        site.see("publishes keep their order")
+        assert "replicas decide the same" not in site.tab.locator("main").inner_text()
+    finally:
+        ask("DELETE", "global-parameters/convoymq-last-audit")

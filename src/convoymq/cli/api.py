@@ -14,7 +14,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from convoymq.model.errors import Misuse, Unavailable
@@ -130,6 +130,19 @@ def get_json(url: str, timeout: float = 5.0, user: str = "guest", password: str 
         raise Unavailable(_refusal(url, error.code, user)) from None
 
 
+def put_json(url: str, value: object, timeout: float = 5.0, user: str = USER_DEFAULT) -> None:
+    """PUT of a JSON document with basic authentication; `user` is user:password.
+
+    Raises:
+        Misuse: refused; the text says why. Unavailable: no answer, or another one.
+    """
+    headers = {"Content-Type": "application/json"}
+    try:
+        call("PUT", url, timeout, user, json.dumps(value).encode(), headers)
+    except urllib.error.HTTPError as error:
+        _raise_refusal(url, error, user.partition(":")[0])
+
+
 def delete(url: str, timeout: float = 5.0, user: str = "guest", password: str = "guest") -> None:
     """DELETE with basic authentication.
 
@@ -142,11 +155,15 @@ def delete(url: str, timeout: float = 5.0, user: str = "guest", password: str = 
         if error.code == 404:
             error.close()
             raise LookupError(url) from None
-        with error, contextlib.suppress(ValueError, AttributeError):
-            if error.code == 401:
-                raise Unavailable(_refusal(url, error.code, user)) from None
-            raise Misuse(str(json.load(error).get("reason", error))) from None
-        raise Unavailable(_refusal(url, error.code, user)) from None
+        _raise_refusal(url, error, user)
+
+
+def _raise_refusal(url: str, error: urllib.error.HTTPError, user: str) -> NoReturn:
+    with error, contextlib.suppress(ValueError, AttributeError):
+        if error.code == 401:
+            raise Unavailable(_refusal(url, error.code, user)) from None
+        raise Misuse(str(json.load(error).get("reason", error))) from None
+    raise Unavailable(_refusal(url, error.code, user)) from None
 
 
 def _refusal(url: str, code: int, user: str) -> str:

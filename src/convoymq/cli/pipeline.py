@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from convoymq.cli.api import base_of, put_json
 from convoymq.cli.capture import capture
 from convoymq.cli.output import HELP, Format, FormatOption, fail
+from convoymq.model.errors import BrokerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,24 +72,30 @@ def audit(
     html: Annotated[
         Path | None, typer.Option("--html", help="Writes the report as a page with plots.")
     ] = None,
+    report: Annotated[
+        str,
+        typer.Option(
+            help="HTTP API of a node, http://USER:PASSWORD@HOST:PORT: its page shows the result."
+        ),
+    ] = "",
     master: MasterOption = "",
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Proves from the nodes' traces that the broker kept its promises.
 
     Queues are traced when they were declared with x-trace, or by trace.vhosts. Exit code 1 when a
-    promise was broken, 2 when the trace can't be read.
+    promise was broken, 2 when the trace can't be read or the result can't be reported.
     """
     need_spark("numpy")
     from rich.console import Console
 
-    from convoymq.model.errors import BrokerError
     from convoymq.spark import session
     from convoymq.spark.audit import audit as run
-    from convoymq.spark.audit.report import html_page, tables
+    from convoymq.spark.audit.report import LAST_AUDIT, html_page, summary, tables
 
     console = Console(stderr=True)
     try:
+        place = base_of(report) if report else None
         with console.status("starting") as status:
             found = run(
                 paths,
@@ -102,7 +111,18 @@ def audit(
         print(found.to_json())
     else:
         Console().print(tables(found))
+    if place is not None:
+        value = {"value": summary(found, int(time.time() * 1000))}
+        _report(*place, f"global-parameters/{LAST_AUDIT}", value)
     raise typer.Exit(found.exit_code)
+
+
+def _report(base: str, user: str, path: str, value: object) -> None:
+    url = f"{base}/api/{path}"
+    try:
+        put_json(url, value, user=user)
+    except BrokerError as error:
+        raise fail(f"the result is not reported: {error.text}", 2) from None
 
 
 ServersOption = Annotated[

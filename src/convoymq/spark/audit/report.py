@@ -16,6 +16,9 @@ from convoymq.spark.audit.invariants import PROMISES
 from convoymq.spark.audit.result import AuditReport, QueueReport, Verdict
 from convoymq.spark.html_report import hour_text, page, plot, row
 
+LAST_AUDIT = "convoymq-last-audit"
+"""Global parameter of a cluster with the `summary` of its last audit, which its page shows."""
+QUEUES_SHOWN = 20
 METRIC_TITLES = {
     "published_delivered": "published → delivered",
     "delivered_settled": "delivered → settled",
@@ -31,6 +34,33 @@ def verdict_text(report: AuditReport) -> str:
     if not report.proved:
         return "no violation; not everything could be proved"
     return "proved: no violation, nothing left out"
+
+
+def summary(report: AuditReport, at_ms: int) -> dict[str, object]:
+    """Returns what a cluster keeps of its last audit (`LAST_AUDIT`): JSON values, of bounded size.
+
+    Args:
+        at_ms: when it was made, ms since 1970.
+    """
+    names = [f"{each.facts.queue} ({each.facts.vhost})" for each in report.queues]
+    return {
+        "at_ms": at_ms,
+        "text": verdict_text(report),
+        "violations": report.violations,
+        "proved": report.proved,
+        "rows": report.rows,
+        "queues": names[:QUEUES_SHOWN],
+        "queue_count": len(names),
+        "invariants": [
+            {
+                "number": int(verdict.invariant),
+                "title": PROMISES[verdict.invariant].title,
+                "violations": verdict.rows,
+                "unproved": verdict.unproved,
+            }
+            for verdict in report.verdicts
+        ],
+    }
 
 
 def tables(report: AuditReport) -> RenderableType:

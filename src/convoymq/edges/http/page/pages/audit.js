@@ -1,6 +1,6 @@
 // What the cluster knows of broken promises, and what an audit outside of it proves.
 import { at } from "../core/api.js";
-import { plain } from "../core/format.js";
+import { count, plain, plural, when } from "../core/format.js";
 import { to, useGet } from "../core/store.js";
 import { Table } from "../core/table.js";
 import { Badge, Card, Name, Page, QueueLink, Waiting, html } from "../core/ui.js";
@@ -50,8 +50,30 @@ export default function Audit() {
       <${Card} title="Clocks and alarms">${node.data && html`<p>${node.data.alarms.length ? html`<${Badge} kind="bad">${node.data.alarms.join(", ")}<//>` : html`<${Badge} kind="good">no alarm<//>`} · clock of this node differs by ${node.data.clock_skew_ms} ms</p>`}<//>
       <${Card} title="Proof" note="That nothing was lost or reordered.">
         <p>Traced queues: ${traced.length ? traced.slice(0, 10).map((row, i) => html`${i > 0 && ", "}<${QueueLink} vhost=${row.vhost} name=${row.name} />`) : "none. The argument x-trace or the policy key trace records what becomes of each message."}</p>
-        <p class="note">The proof is made outside of the brokers, by <code>convoy pipeline audit</code> from these traces. The cluster does not keep its report, so the last proof and its violations are not shown here.</p><//>
+        <${LastProof} /><//>
       </div>`}<//>`;
+}
+
+function LastProof() {
+  const last = useGet(at`global-parameters/convoymq-last-audit`, { every: 30_000 });
+  if (last.error?.status === 404) {
+    return html`<p class="note">No proof was reported yet. <code>convoy pipeline audit</code> makes one from these traces, outside of the brokers; with <code>--report URL</code> its result is shown here.</p>`;
+  }
+  if (last.error && !last.data) {
+    return html`<p class="note">Administrators and policymakers see the last proof.</p>`;
+  }
+  const found = last.data?.value;
+  if (!found) return html`<p class="note">…</p>`;
+  const kind = found.violations > 0 ? "bad" : found.proved === true ? "good" : "warn";
+  const open = (found.invariants ?? []).filter((each) => each.violations > 0 || each.unproved > 0);
+  const queues = found.queues ?? [];
+  return html`<p><${Badge} kind=${kind}>${plain(found.text ?? "")}<//> ${when(found.at_ms)}</p>
+    <p class="note">${count(found.rows)} rows of the traces of ${plural(found.queue_count ?? 0, "queue")}: <bdi>${queues.map(plain).join(", ")}</bdi>${found.queue_count > queues.length && " …"}</p>
+    ${open.length > 0 && html`<${Table} label="Promises that are not proved" rows=${open} keyOf=${(row) => row.number} columns=${[
+      { id: "title", label: "Promise", cell: (row) => html`<bdi>${plain(row.title ?? "")}</bdi>` },
+      { id: "violations", label: "Violations", num: true, cell: (row) => count(row.violations) },
+      { id: "unproved", label: "Not proved", num: true, cell: (row) => count(row.unproved) },
+    ]} />`}`;
 }
 
 function Losses({ topic }) {
