@@ -435,6 +435,7 @@ class FakeBroker:
         auto_delete: bool,
         arguments: Table,
         owner: int,
+        user: str,
         generated: str = "",
     ) -> tuple[str, int, int]:
         await self._wait()
@@ -502,7 +503,7 @@ class FakeBroker:
 
     async def declare_exchange(
         self, vhost: str, name: str, type: str, *, durable: bool, auto_delete: bool,
-        internal: bool, arguments: Table,
+        internal: bool, arguments: Table, user: str,
     ) -> None:  # fmt: skip
         await self._wait()
         self.exchanges[name] = type
