@@ -390,7 +390,7 @@ ONE_OWNER = {
 """Has one member with much that is fetched and not begun."""
 
 
-@mutant("who may have fetched what is lost keeps its lease", SLOW_OWNER, 110)
+@mutant("who may have fetched what is lost keeps its lease", SLOW_OWNER, 55)
 def owner_goes_on_after_a_loss() -> list[Patch]:
     apply = PartitionMachine.apply
 
@@ -403,7 +403,7 @@ def owner_goes_on_after_a_loss() -> list[Patch]:
     return [_plans(**ONE_OWNER), (PartitionMachine, "apply", planted)]
 
 
-@mutant("a group goes on behind a loss while its owner is fenced", SLOW_OWNER, 80)
+@mutant("a group goes on behind a loss while its owner is fenced", SLOW_OWNER, 55)
 def drained_while_the_owner_is_fenced() -> list[Patch]:
     drained = PartitionMachine.drained
 

@@ -255,7 +255,7 @@ def pops_begin_at_old_offsets() -> None:
     Offsets.learn_given = lambda *_: None  # type: ignore[assignment,method-assign]
 
 
-@plant("acknowledgements of the master's pops have no key", "pops,away,camps,back")
+@plant("acknowledgements of the master's pops have no key", "pops,away,together,back")
 def acknowledgements_have_no_key() -> None:
     from convoymq.rocketmq.special import pop_service
 
