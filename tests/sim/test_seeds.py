@@ -39,7 +39,15 @@ def test_seeds(load: str, block: int) -> None:
             break
 
 
-@pytest.mark.parametrize("case", REGRESSIONS, ids=lambda case: f"seed{case['seed']}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, id=f"seed{case['seed']}", marks=[pytest.mark.long] if case.get("long") else []
+        )
+        for case in REGRESSIONS
+    ],
+)
 def test_regressions(case: dict[str, object]) -> None:
     seed = case["seed"]
     assert isinstance(seed, int)
