@@ -6,6 +6,8 @@ import { Table } from "../core/table.js";
 import { Badge, Card, Name, Page, QueueLink, Waiting, html } from "../core/ui.js";
 
 const LOOKED_AT = 500;
+/** The global parameter that `convoy pipeline audit --report` sets. */
+const LAST_AUDIT = "convoymq-last-audit";
 
 export default function Audit() {
   const queues = useGet(at`queues`, {
@@ -55,7 +57,7 @@ export default function Audit() {
 }
 
 function LastProof() {
-  const last = useGet(at`global-parameters/convoymq-last-audit`, { every: 30_000 });
+  const last = useGet(at`global-parameters/${LAST_AUDIT}`, { every: 30_000 });
   if (last.error?.status === 404) {
     return html`<p class="note">No proof was reported yet. <code>convoy pipeline audit</code> makes one from these traces, outside of the brokers; with <code>--report URL</code> its result is shown here.</p>`;
   }
