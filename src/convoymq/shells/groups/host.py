@@ -258,8 +258,11 @@ class ReplicaHost:
         floor = self.floor_of(kind)
         if self.config.hold_versions:
             return floor
-        said = {**self.supports, self.node: supported.supports()}
-        known = (supported.newest_of(said.get(node, {}), kind) for node in nodes)
+        said = (
+            supported.supports() if node == self.node else self.supports.get(node, {})
+            for node in nodes
+        )
+        known = (supported.newest_of(each, kind) for each in said)
         return max(floor, min(known, default=floor))
 
     def replica(self, group: int) -> Replica | None:
